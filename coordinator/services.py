@@ -56,6 +56,7 @@ from coordinator.runs.runs import Runs
 from coordinator.runs.wind_down import WindDown
 from coordinator.scheduling.claims import Claims, ClaimTerms
 from coordinator.scheduling.heartbeat_replies import Heartbeats
+from coordinator.scheduling.member_data import MemberDeclarations
 from coordinator.scheduling.queue import Queue
 from coordinator.scheduling.renewals import Renewals
 from coordinator.signals import Signals
@@ -220,6 +221,11 @@ class Coordinator(Platform):
     def checkers(self) -> Checkers:
         """Return the service of the organiser's checkers."""
         return Checkers(self, self.recomputes)
+
+    @cached_property
+    def member_data(self) -> MemberDeclarations:
+        """Return the declarations of members' data."""
+        return MemberDeclarations(self.db, self.clock, self.signals)
 
     @cached_property
     def losses(self) -> Losses:

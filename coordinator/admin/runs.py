@@ -28,6 +28,7 @@ from coordinator.rules.run_file import StopSettings, parse
 from coordinator.runs.definition import definition
 from coordinator.runs.example import example, example_dataset
 from coordinator.runs.export import PLAIN, Exported
+from coordinator.runs.member_figures import MemberFigures
 from coordinator.runs.queries import DecidedCounts, ExperienceFigures
 from coordinator.runs.wind_down import VERSION, Deed, Difference
 from shared.errors import BadRequest
@@ -112,6 +113,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     contributions: DecidedCounts | None = None
     time: MachineTime | None = None  # use of its machines' time over the last day
     experience: ExperienceFigures | None = None  # figures of a run that makes its own data
+    members: MemberFigures | None = None  # of a run whose members keep its data
     leaders: tuple[LeaderRow, ...] = ()  # volunteers who agreed to be shown
 
 
@@ -166,6 +168,7 @@ async def show(coordinator: Coordinator, ask: NameRequest) -> RunShown:
         contributions=await coordinator.runs.queries.decided(ask.name),
         time=await coordinator.runs.queries.machine_time(ask.name),
         experience=await coordinator.runs.queries.experience(ask.name),
+        members=await coordinator.runs.queries.members(ask.name),
         leaders=leaders[:SHOWN_LEADERS],
     )
 

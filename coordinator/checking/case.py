@@ -48,7 +48,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
     @classmethod
     def of(cls, conn: Connection, row: ContributionRow, run: RunRow) -> Case | None:
         """Return the case of a contribution without a verdict; None if it cannot be redone."""
-        if row.kind not in ("delta", "gradient"):
+        if row.kind not in ("delta", "gradient") or definition(run).at_members:
             return None
         task = tasks.holder(conn, row.task_id, for_update=False)
         window = own_data(task) if task.kind == "learn" else None
@@ -102,10 +102,10 @@ class Case(StoredCase, frozen=True, kw_only=True):
         progress: Reached = BEGINNING,
     ) -> Case | None:
         """Return a task of so many steps over the first samples of a pass; None for a run that
-        makes its own data.
+        makes its own data, or whose members keep it.
         """
         spec, manifest = lease_message.read_spec(conn, run.id), _dataset(conn, run)
-        if spec.pacing is not None or manifest is None or not spec.counts:
+        if spec.pacing is not None or manifest is None or not spec.counts or spec.at_members:
             return None
         base = lease_message.JobBase.of(spec, spec.plan, progress)
         job = lease_message.first_job(base, steps)
@@ -183,8 +183,9 @@ class Draws:
         self._usual = usual
 
     def possible(self, run: RunRow) -> bool:
-        """Return True if contributions of a run are drawn at all."""
-        return rules.floor_of(definition(run).file.trust, self._usual) > 0
+        """Return True if contributions of a run are drawn at all; none over members' data is."""
+        about = definition(run)
+        return not about.at_members and rules.floor_of(about.file.trust, self._usual) > 0
 
     def drawn(self, conn: Connection, row: ContributionRow, run: RunRow) -> bool:
         """Return True if a contribution is drawn."""

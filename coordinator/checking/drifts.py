@@ -114,10 +114,13 @@ def longest(run: RunRow) -> int:
 
 
 def _due(conn: Connection) -> list[RunRow]:
-    """Return the running runs to measure. Gradients do not drift: all are taken at one base."""
+    """Return the running runs to measure. Gradients do not drift: all are taken at one base; work
+    over members' data is not done again.
+    """
     running = (run for run in runs.every(conn, ("running",)) if run.head >= 0)
     runs_due = [run for run in running if is_due(run.head, run.drift_version)]
-    return [run for run in runs_due if definition(run).plan.update == "delta"]
+    abouts = [(run, definition(run)) for run in runs_due]
+    return [run for run, about in abouts if about.plan.update == "delta" and not about.at_members]
 
 
 def measure_drift(

@@ -16,6 +16,7 @@ from shared.files.text_file import read_text
 from shared.programs.progress_line import ProgressLine
 from shared.protocol.limits import process_on
 from shared.text import (
+    counted,
     credit,
     duration,
     measure_word,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from coordinator.database.statistics import VolunteerSummary
     from coordinator.merging.healing import Proposal
     from coordinator.rules.machine_time import MachineTime
+    from coordinator.runs.member_figures import MemberFigures
     from coordinator.runs.queries import DecidedCounts, ExperienceFigures
     from coordinator.runs.wind_down import Deed
     from shared.protocol.accounts import RunInfo
@@ -101,6 +103,12 @@ def create(
         f"A machine needs about {size(process_on('cpu', run.memory_bytes))} of memory, or "
         f"{size(run.memory_bytes)} of a GPU's."
     )
+    if run.members is not None:
+        print(
+            f"Its data stays with its members, who add theirs with `volunteer data add {run.name} "
+            "PATH`: you get updates, losses and numbers of samples. Nobody else can do their work "
+            "again, so it is never checked by recomputing: invite people whom you trust."
+        )
     for sentence in done.advice:
         print(f"Beware: {sentence}.")
     print(where.hint(f"Next: `coordinator run start {run.name}`"))
@@ -316,6 +324,7 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             (run.items, run.tokens),
             ("credits", f"{run.credits_per_step:g} a step"),
             ("merge", run.merging),
+            *_members(details.members),
             ("experience", _experience(details.experience)),
             *_curves(details.experience),
             ("contributions", _contributions(details.contributions, details.checks)),
@@ -333,7 +342,7 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
     )
     _suites(run)
     print()
-    print_versions(details.versions)
+    print_versions(details.versions, by_members=details.members is not None)
 
 
 def _measured(run: RunInfo) -> str | None:
@@ -343,8 +352,10 @@ def _measured(run: RunInfo) -> str | None:
     return f"{now} (first {first})"
 
 
-def print_versions(versions: Sequence[VersionInfo]) -> None:
-    """Print versions as a table, with a note where the best version is not the obvious one."""
+def print_versions(versions: Sequence[VersionInfo], *, by_members: bool = False) -> None:
+    """Print versions as a table, with a note where the best version is not the obvious one; with
+    `by_members` its members chose it.
+    """
     columns = {
         "version": lambda v: v.version,
         "kind": lambda v: v.kind,
@@ -354,7 +365,7 @@ def print_versions(versions: Sequence[VersionInfo]) -> None:
         "best": lambda v: "*" if v.best else "",
     }
     table(versions, columns, "No version yet.")
-    if note := best_note(versions):
+    if not by_members and (note := best_note(versions)):
         print(note)
 
 
@@ -364,6 +375,29 @@ def best_note(versions: Sequence[VersionInfo]) -> str:
     if best is None or all(v.loss is None or v.loss >= best for v in versions):
         return ""
     return "* the best: a lower loss replaces it only once the difference is significant"
+
+
+def _members(figures: MemberFigures | None) -> list[tuple[str, str | None]]:
+    """Return the data that members keep, and the losses that they measured; none names a member."""
+    if figures is None:
+        return []
+    loss = figures.newest
+    people = f"{counted(figures.members, 'member')} on {counted(figures.machines, 'machine')}"
+    amounts = f"{figures.samples:,} samples, {figures.items:,} items, {figures.heldout:,} held out"
+    measured_by = None
+    if loss is not None:
+        measured_by = (
+            f"mean {loss.mean:.4f}, worst {loss.worst:.4f}, spread {loss.spread:.4f} over "
+            f"{counted(loss.members, 'member')} at version {loss.version}"
+        )
+    best = figures.best
+    choice = None if best is None else f"version {best.version}, by the {figures.best_by} over them"
+    return [
+        ("data", f"stays with its members: {people}, {amounts}"),
+        ("weights", f"by samples, no member above {figures.cap:g} times its equal share"),
+        ("members' loss", measured_by),
+        ("best", choice),
+    ]
 
 
 def _experience(figures: ExperienceFigures | None) -> str | None:

@@ -28,10 +28,11 @@ from sqlalchemy import (
 
 from coordinator.database import passes
 from coordinator.database.engine.statements import among, its, one_of
+from coordinator.database.members import member_rows
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
-from coordinator.database.tasks import BESIDE, TaskRow, awaits_verdict, row_of
+from coordinator.database.tasks import BESIDE, TaskRow, awaits_verdict, of_present_data, row_of
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.dispatch import Holding, Load
 from coordinator.rules.fit import Todo, Waiter
@@ -102,7 +103,8 @@ def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> ClaimVie
     counts = Counter((row.volunteer_id, row.worker_id, row.device) for row in tasks_held)
     loads = conn.execute(_LOADS).all()
     waiting = {load.run_id for load in loads if load.waiting}
-    todo = _todo(conn, [line.id for line in lines if line.id in waiting], todo_max)
+    homes = ["", *sorted({waiter.worker_id for waiter in waiters})]
+    todo = _todo(conn, [line.id for line in lines if line.id in waiting], homes, todo_max)
     touchy = {task.run_id for task in todo if task.failed_by}
     return ClaimView(
         live=_live(conn, again) if again else {},
@@ -231,19 +233,25 @@ def _holders(conn: Connection, run_id: int) -> frozenset[str]:
 _T = tasks.c
 _TODO = (
     select(_T.id, _T.run_id, _T.pass_no, _T.start, _T.stop, _T.failures, _T.steps, _T.price_micro)
-    .add_columns(case((one_of(_T.kind, BESIDE), _T.kind), else_="").label("beside"))
+    .add_columns(_T.home, case((one_of(_T.kind, BESIDE), _T.kind), else_="").label("beside"))
     .where(its(_T.run_id), _T.state == "todo", ~and_(_T.returned, awaits_verdict()))
+    .where(among(_T.home, "homes"), of_present_data())
     .order_by(_T.failures, _T.id)
     .limit(bindparam("most"))
     .with_for_update(skip_locked=True)
 )
 
 
-def _todo(conn: Connection, run_ids: Sequence[int], limit: int) -> tuple[Todo, ...]:
-    """Return each run's waiting tasks in claim order: fewest failures first, then oldest first."""
+def _todo(
+    conn: Connection, run_ids: Sequence[int], homes: Sequence[str], limit: int
+) -> tuple[Todo, ...]:
+    """Return each run's waiting tasks in claim order: fewest failures first, then oldest first; of
+    members' data only tasks over that of `homes`.
+    """
     rows_found: list[dict[str, Any]] = []
     for run_id in run_ids:
-        rows = conn.execute(_TODO, {"its_run_id": run_id, "most": limit}).mappings()
+        values = {"its_run_id": run_id, "homes": homes, "most": limit}
+        rows = conn.execute(_TODO, values).mappings()
         rows_found += [dict(row) for row in rows]
     failed = [row["id"] for row in rows_found if row.pop("failures")]
     by: dict[int, set[str]] = {}
@@ -278,7 +286,10 @@ def states(conn: Connection, names: Sequence[str]) -> dict[str, StateLine]:
     return {row["name"]: StateLine(**row) for row in conn.execute(query).mappings()}
 
 
-def move(conn: Connection, moved: dict[int, tuple[int, int]]) -> None:
-    """Store the pass and cursor of each locked run."""
-    for run_id, (pass_no, cursor) in sorted(moved.items()):
-        passes.move(conn, run_id, pass_no, cursor)
+def move(conn: Connection, moved: Mapping[tuple[int, str], tuple[int, int]]) -> None:
+    """Store the pass and cursor of each locked run, or of a worker's own data."""
+    for (run_id, home), (pass_no, cursor) in sorted(moved.items()):
+        if home:
+            member_rows.move(conn, run_id, home, pass_no, cursor)
+        else:
+            passes.move(conn, run_id, pass_no, cursor)

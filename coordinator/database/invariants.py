@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sqlalchemy import Connection, func, select, text
 
 from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.postgres import patiently
 from coordinator.database.tables.contributions import contributions
-from coordinator.database.tables.runs import runs
+from coordinator.database.tables.runs import members, runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.versions import versions
 from coordinator.database.tasks import BESIDE
@@ -49,28 +49,48 @@ def _pages(conn: Connection) -> Iterator[str]:
 
 
 def _passes(conn: Connection) -> Iterator[str]:
-    """Check that the tasks of a pass cover its samples from the first to the cursor, each once."""
+    """Check that the tasks of a pass cover its samples from the first to the cursor, each once.
+
+    A machine's own pass over earlier data may have ended anywhere.
+    """
     about = {row.id: row for row in conn.execute(select(runs)) if row.samples_total}
-    query = select(tasks.c.run_id, tasks.c.pass_no, tasks.c.start, tasks.c.stop, tasks.c.id)
-    query = query.where(tasks.c.kind.not_in(BESIDE))
-    ordered = conn.execute(query.order_by(tasks.c.run_id, tasks.c.pass_no, tasks.c.start))
-    ends: dict[tuple[int, int], int] = {}
-    for run_id, pass_no, start, stop, task_id in ordered:
+    t = tasks.c
+    query = select(t.run_id, t.home, t.pass_no, t.start, t.stop, t.id, t.worker_id)
+    query = query.where(t.kind.not_in(BESIDE))
+    ordered = conn.execute(query.order_by(t.run_id, t.home, t.pass_no, t.start))
+    ends: dict[tuple[int, str, int], int] = {}
+    for run_id, home, pass_no, start, stop, task_id, worker_id in ordered:
         if run_id not in about:
             continue
-        at = ends.get((run_id, pass_no), 0)
+        at = ends.get((run_id, home, pass_no), 0)
         if start != at:
             word = "repeats" if start < at else "leaves out"
             yield (
                 f"task {task_id} {word} samples of pass {pass_no} of run {run_id}: {at} to {start}"
             )
-        ends[run_id, pass_no] = max(stop, at)
+        if home and worker_id not in (home, None):
+            yield f"task {task_id} is over data of {home}, but {worker_id} has held it"
+        ends[run_id, home, pass_no] = max(stop, at)
     for run_id, row in about.items():
         for pass_no in range(1, row.pass_no + 1):
             until = row.cursor if pass_no == row.pass_no else row.samples_total
-            at = ends.get((run_id, pass_no), 0)
+            at = ends.get((run_id, "", pass_no), 0)
             if at != until:
                 yield f"pass {pass_no} of run {run_id} is cut up to {at}, not {until}"
+    yield from _own_passes(conn, ends)
+
+
+def _own_passes(conn: Connection, ends: Mapping[tuple[int, str, int], int]) -> Iterator[str]:
+    """Check that each machine's own passes over its present data are cut up to their cursors."""
+    for row in conn.execute(select(members)):
+        for pass_no in range(row.first_pass, row.pass_no + 1):
+            until = row.cursor if pass_no == row.pass_no else row.samples
+            at = ends.get((row.run_id, row.worker_id, pass_no), 0)
+            if at != until:
+                yield (
+                    f"pass {pass_no} of {row.worker_id} in run {row.run_id} is cut up to {at}, not "
+                    f"{until}"
+                )
 
 
 def _holders(conn: Connection) -> Iterator[str]:

@@ -184,10 +184,14 @@ _FRESH: dict[str, TypeEngine[Any]] = {
     "volunteer_id": sa.String(),
     "device": sa.String(),
     "flops": sa.Double(),
+    "home": sa.String(),
     "allowance_s": sa.Double(),
 }
 _INSERT = Lines(
-    "given", _FRESH, _new, blank=(0, "", 0, 0, 0, 0, 0, 0, 0, "", "", 0, "", "", "", "", 0.0, 0.0)
+    "given",
+    _FRESH,
+    _new,
+    blank=(0, "", 0, 0, 0, 0, 0, 0, 0, "", "", 0, "", "", "", "", 0.0, "", 0.0),
 )
 
 
@@ -218,5 +222,6 @@ def _fresh(item: NewLease) -> tuple[object, ...]:
         who.volunteer_id,
         who.device,
         who.flops,
+        one.home,
         one.allowance_s,
     )

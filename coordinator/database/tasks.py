@@ -26,7 +26,7 @@ from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
-from coordinator.database.tables.runs import runs
+from coordinator.database.tables.runs import members, runs
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.versions import versions
 from coordinator.rules.audits import AUDIT
@@ -94,6 +94,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     part_steps: int = 0
     contribution_id: int | None = None
     flops: float = 0.0
+    home: str = ""
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
@@ -406,9 +407,12 @@ def is_hopeless(conn: sa.Connection, row: TaskRow, settings: TaskSettings, now: 
     """Return True if enough different volunteers have failed a task, or timed out on it.
 
     One volunteer is one voice, whatever its number of machines, and only vetted ones count if any
-    works for the run. A vetted volunteer decides alone only if nobody else works for it.
+    works for the run. A vetted volunteer decides alone only if nobody else works for it, or if the
+    task is over data of its own.
     """
     most = settings.max_failures
+    if row.home:
+        return row.failures >= most or row.timeouts >= settings.max_timeouts
     alone = row.failures >= ALONE_FACTOR * most
     if row.failures >= most and _condemned(conn, row, "failure", most, now, alone=alone):
         return True
@@ -487,9 +491,19 @@ def cancel_run(conn: sa.Connection, run_id: int, now: float) -> int:
 
 def reopen_run(conn: sa.Connection, run_id: int) -> int:
     """Reopen the tasks that a run's end cancelled, with higher attempts; return their number."""
-    ended = sa.and_(tasks.c.run_id == run_id, tasks.c.state == "cancelled")
+    ended = sa.and_(tasks.c.run_id == run_id, tasks.c.state == "cancelled", of_present_data())
     values = {"state": "todo", "attempt": tasks.c.attempt + 1, "ended_at": None}
     return conn.execute(sa.update(tasks).where(in_order(ended)).values(**values)).rowcount
+
+
+def of_present_data() -> sa.ColumnElement[bool]:
+    """Return the condition that a task is over the run's dataset, or over data that its machine
+    still keeps: other data began a later pass.
+    """
+    m = members.c
+    of_home = sa.and_(m.run_id == tasks.c.run_id, m.worker_id == tasks.c.home)
+    present = sa.and_(m.declared_at.is_not(None), m.first_pass <= tasks.c.pass_no)
+    return (tasks.c.home == "") | sa.exists().where(of_home, present).correlate(tasks)
 
 
 def recall(conn: sa.Connection, run_id: int, *, above: int) -> int:

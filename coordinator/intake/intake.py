@@ -47,6 +47,7 @@ from coordinator.platform import Platform, PlatformService
 from coordinator.rules import codec_choice, validation
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.validation import Evidence, Judgement, Measurement
+from coordinator.runs import member_figures
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.settlement import put_back
 from coordinator.scheduling.lease_message import UPDATES
@@ -154,6 +155,11 @@ class Intake(PlatformService):
                 await self._check(row)
             elif row.state == "rejected":
                 self._signals.notify("queue")
+        if request.heldout is not None:
+            owner, sums = (principal.volunteer_id, principal.worker_id), request.heldout
+            await self._db.write(
+                lambda conn: member_figures.record_loss(conn, row.run_id, owner, sums)
+            )
         return row.id, fresh
 
     def count(self, verdict: Verdict) -> None:
@@ -471,7 +477,8 @@ def _judge(
         effort=effort,
         # A limit that other members' updates set would tell of them; `clip` limits each alike.
         cohort=() if about.file.privacy.on else validation.voices(peers, validation.COHORT, norm),
-        loss=found.loss if about.declaration.measure == "loss" else None,
+        # members' own data may be far from the organiser's example
+        loss=found.loss if about.declaration.measure == "loss" and not about.at_members else None,
         parameters=about.parameters,
         replayed=found.replayed,
     )

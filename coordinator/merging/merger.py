@@ -35,6 +35,7 @@ from coordinator.database import (
 from coordinator.database import merge_jobs as part_rows
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow
+from coordinator.database.members import member_rows
 from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
 from coordinator.merging import recipe as recipes
@@ -263,6 +264,7 @@ class Merger(PlatformService):
             cooling=cooling(about.share_done(run, base.version, base.tokens), base.version),
             rate=learning_rate(train, base.global_step, about.total_steps(run)),
             noise_key=secrets.token_hex(NOISE_KEY_BYTES) if about.file.privacy.on else "",
+            samples=member_rows.sizes(conn, run.id) if about.at_members else {},
         )
         return recipes.of_contributions(conn, run=run, base=base, rows=rows, terms=terms)
 

@@ -24,7 +24,7 @@ from coordinator.database.versions import VersionRow
 from coordinator.plan.plan import Term, weigh
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules.sizing import steps_of_update
-from coordinator.rules.voices import Voice, shares
+from coordinator.rules.voices import MemberVoice, Voice, member_shares, shares
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import TrainingProgress
 from shared.decoding import decode
@@ -47,6 +47,8 @@ class MergeTerms(msgspec.Struct, frozen=True, kw_only=True):
     cooling: float = 1.0  # factor on the outer rate, lower towards the end of the run
     rate: float = 0.0  # learning rate by the schedule of `[train]`
     noise_key: str = ""  # secret seed of the noise, erased when the version is published
+    # samples of the data that each worker keeps, in a run whose members keep it
+    samples: dict[str, int] = {}
 
 
 class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,8 +117,12 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> list[float]:
-        """Return the weights of the contributions, work x staleness, within the limits."""
+        """Return the weights of the contributions, within the limits: work x staleness, or by the
+        samples of members.
+        """
         update = self.plan.update
+        if self.about.at_members:
+            return member_shares(self._member_voices(update), self.about.file.data.cap)
         return shares(
             [
                 Voice(
@@ -153,6 +159,18 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
     def rule(self) -> Aggregator:
         """Return the aggregation rule of the merge."""
         return aggregator(self.plan, len(self.rows), self.clip_norm, self.noise)
+
+    def _member_voices(self, update: str) -> list[MemberVoice]:
+        return [
+            MemberVoice(
+                member=row.volunteer_id,
+                machine=row.worker_id,
+                samples=self.terms.samples.get(row.worker_id, row.samples),
+                work=_work(row, update),
+                staleness=row.weight or 0.0,
+            )
+            for row in self.rows
+        ]
 
     async def order(
         self, blobs: BlobStore | ShardFiles, threads: int, part: str = ""

@@ -16,6 +16,7 @@ from coordinator.pages.public_figures import ServerFigures, run_figures
 from coordinator.pages.templates import render
 from coordinator.rules.install_lines import System, installations
 from coordinator.runs.definition import definition
+from coordinator.runs.member_figures import MemberFigures
 from coordinator.runs.public import HISTORY_REST, News, PublicRuns, may_be_had
 from coordinator.runs.share_picture import SharedRun, share_picture
 from coordinator.storage.blobs import in_pool
@@ -83,6 +84,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     figures: DecidedCounts
     checks: CostOfChecks
     time: MachineTime | None
+    members: MemberFigures | None  # of a run whose members keep its data
     curve: Line | None
     strength: Line | None
     rollouts: Sequence[RolloutCurve]
@@ -108,6 +110,7 @@ class RunSums(msgspec.Struct, frozen=True, kw_only=True):
     figures: DecidedCounts
     checks: CostOfChecks
     time: MachineTime | None
+    members: MemberFigures | None
     news: tuple[News, ...]
     rollouts: Sequence[RolloutCurve]
 
@@ -347,6 +350,7 @@ class Views:
             figures=sums.figures,
             checks=sums.checks,
             time=sums.time,
+            members=sums.members,
             news=sums.news,
             info=info,
             live=live(info, sums.figures, sums.checks.work_s),
@@ -374,6 +378,7 @@ class Views:
             figures=await self._queries.decided(row.name),
             checks=await self._queries.checks(row.name),
             time=await self._queries.machine_time(row.name),
+            members=await self._queries.members(row.name),
             news=await self._public.news(row, announced),
             rollouts=_rollout_curves(await self._queries.rollouts(row.name)),
         )

@@ -4,6 +4,8 @@ Waiting workers are served in turn, volunteers with the fewest leases first. A w
 fitting run with the least recent work relative to the run's weight; within a run a reissued task
 comes before a new range of the pass. A task that a worker has failed goes to another worker if
 there is one; a task outside the pass goes to a worker that is fast enough for it (`placement.py`).
+A run whose members keep its data is offered once for each worker that asks, with that worker's own
+pass: its tasks go to that worker alone.
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     allowance_s: float  # time until the deadline of submission
     beside: str = ""  # kind of a task that is not a range of the pass
+    home: str = ""  # see `Run.home`
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +94,8 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Assignments and refusals of a batch of waiters, by their position."""
 
     assignments: tuple[Assignment, ...]
-    moved: dict[int, tuple[int, int]]  # run -> its pass and cursor, if they changed
+    # run and home -> the pass and cursor, if they changed
+    moved: dict[tuple[int, str], tuple[int, int]]
     refusals: dict[int, Refusal]
     more: bool  # a task was split, and its rest may suit a refused waiter
     open: int  # tasks, and samples without a task, that are left for others
@@ -100,7 +104,7 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Share:
-    """State of one run while work is handed out: pass and cursor, tasks, load."""
+    """State of one pass while work is handed out: number and cursor, tasks, load of the run."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -111,7 +115,8 @@ class _Share:
         # work in flight, in operations, which compare between runs
         self.work = 0.0
         self.lately = run.lately
-        self.near: set[str] = set()  # workers that hold or want this run's work
+        # workers that hold or want this run's work
+        self.near: set[str] = {run.home} if run.home else set()
 
     @property
     def given(self) -> tuple[float, int]:
@@ -151,14 +156,14 @@ class _Batch:
     ) -> None:
         self._waiters = waiters
         self._placement = placement
-        self._runs = {run.id: _Share(run) for run in runs}
+        self._shares = {(run.id, run.home): _Share(run) for run in runs}
         self._leases_max = leases_max
         self._more = False
         self._by_volunteer: Counter[str] = Counter()
         self._by_device: Counter[tuple[str, str]] = Counter()
         self._fits: list[list[_Share]] = []
         for waiter in waiters:
-            chosen = [share for share in self._runs.values() if wanted(share.run, waiter)]
+            chosen = [share for share in self._shares.values() if wanted(share.run, waiter)]
             fits = [share for share in chosen if not misfit(share.run, waiter)]
             self._fits.append([share for share in fits if share.run.id not in waiter.rests])
             for share in self._fits[-1]:
@@ -167,13 +172,15 @@ class _Batch:
     def see(self, tasks: Open) -> None:
         """Add the open tasks to the batch."""
         for task in tasks.todo:
-            self._runs[task.run_id].todo.append(task)
-        for load in tasks.loads:
-            share = self._runs.get(load.run_id)
-            if share is not None:
+            if (place := (task.run_id, task.home)) in self._shares:  # its worker may have no right
+                self._shares[place].todo.append(task)
+        loads = {load.run_id: load for load in tasks.loads}
+        for share in self._shares.values():
+            load = loads.get(share.run.id)
+            if load is not None:
                 share.open = load.open
                 share.work = work_of(share.run, load.price_micro)
-                share.near |= load.holders
+                share.near |= set() if share.run.home else load.holders
         for held in tasks.holdings:
             self._by_volunteer[held.volunteer_id] += held.count
             self._by_device[held.worker_id, held.device] += held.count
@@ -195,19 +202,20 @@ class _Batch:
                 assignments.append(found)
             else:
                 refusals[index] = found
+        shares = self._shares.values()
         moved = {
-            run_id: (share.pass_no, share.cursor)
-            for run_id, share in self._runs.items()
+            place: (share.pass_no, share.cursor)
+            for place, share in self._shares.items()
             if (share.pass_no, share.cursor) != (share.run.pass_no, share.run.cursor)
         }
-        kept = {task.id for share in self._runs.values() for task in share.todo}
-        kept |= {-share.run.id for share in self._runs.values() if share.uncut}
+        kept = {task.id for share in shares for task in share.todo}
+        kept |= {-share.run.id for share in shares if share.uncut}
         return DispatchResult(
             assignments=tuple(assignments),
             moved=moved,
             refusals=refusals,
             more=self._more,
-            open=sum(len(share.todo) + share.uncut for share in self._runs.values()),
+            open=sum(len(share.todo) + share.uncut for share in shares),
             kept=frozenset(kept),
             left=frozenset(self._placement.left),
         )
@@ -292,7 +300,7 @@ class _Batch:
         return _assign(run, index, waiter, (share.pass_no, start), share.cursor)
 
     def _no_fit(self, waiter: Waiter) -> Refusal:
-        chosen = [share.run for share in self._runs.values() if wanted(share.run, waiter)]
+        chosen = [share.run for share in self._shares.values() if wanted(share.run, waiter)]
         if not chosen:
             return Refusal(reason=Reason.NO_RUN, message="nothing is running here just now")
         resting = [run for run in chosen if run.id in waiter.rests and not misfit(run, waiter)]
@@ -358,6 +366,7 @@ def _assign(
         price_micro=price_micro(run, stop - start),
         seed=task_seed(run.seed, pass_no, start),
         allowance_s=allowance_s(run, steps, speed(run, waiter)),
+        home=run.home,
     )
 
 

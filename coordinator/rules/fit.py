@@ -48,6 +48,7 @@ class Todo(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     price_micro: int = 0
     audit: WaitingAudit | None = None  # terms of the audit, if the task is one
+    home: str = ""  # worker whose own data the samples are positions of; "" = the dataset
 
 
 def misfit(run: Run, waiter: Waiter) -> str:
@@ -82,6 +83,18 @@ def misfit(run: Run, waiter: Waiter) -> str:
     if 0 < waiter.memory_bytes < needed_bytes:
         need, have = needed_bytes / 2**30, waiter.memory_bytes / 2**30
         return f'"{run.name}" needs about {need:.1f} GiB of memory, {waiter.device} has {have:.1f}'
+    return _stranger(run, waiter) if run.home else ""
+
+
+def _stranger(run: Run, waiter: Waiter) -> str:
+    """Return the reason why a worker is no member of a run on members' data; "" if it is one."""
+    if not waiter.vouched:
+        return f'"{run.name}" is for members whom the organiser vouched for'
+    if not run.samples_total:
+        return (
+            f'"{run.name}" trains on data that its members keep, and this machine has none: '
+            f"`volunteer data add {run.name} PATH`"
+        )
     return ""
 
 
@@ -103,8 +116,8 @@ def speed(run: Run, waiter: Waiter) -> float:
 
 
 def wanted(run: Run, waiter: Waiter) -> bool:
-    """Return True if the owner of a worker lets it work for this run."""
-    return not waiter.runs or run.name in waiter.runs
+    """Return True if the owner of a worker lets it work for this run, whose data is no other's."""
+    return run.home in ("", waiter.worker_id) and (not waiter.runs or run.name in waiter.runs)
 
 
 def does(waiter: Waiter, kind: str) -> bool:

@@ -71,6 +71,19 @@ class TaskSettings(Settings):
         return self.local_steps or SIZED_STEPS
 
 
+class DataSettings(Settings):
+    """`[data]`: place of the samples, and the weight of members that keep them."""
+
+    # "members": each machine trains on data of its own, which never leaves it; `dataset` is an
+    # example of it.
+    at: Literal["coordinator", "members"] = "coordinator"
+    # share of a member's samples that is never trained on, and measures the versions
+    heldout_share: Annotated[float, Meta(ge=0, le=0.5)] = 0.1
+    # no member weighs more in a merge than this times its equal share
+    cap: Annotated[float, Meta(ge=1, le=1e6)] = 2.0
+    best: Literal["mean", "worst"] = "mean"  # loss over the members that chooses the best version
+
+
 class StopSettings(Settings):
     """`[stop]`: conditions of the end; the first one met counts. 0 or empty = never."""
 
@@ -197,6 +210,7 @@ class RunFile(Settings):
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     weight: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     model: dict[str, Any] = {}
+    data: DataSettings = DataSettings()
     task: TaskSettings = TaskSettings()
     train: TrainSettings = TrainSettings()
     stop: StopSettings = StopSettings()
@@ -235,10 +249,20 @@ def check_stop(stop: StopSettings, now: float) -> None:
         raise InvalidRunFile(f"[stop] date {stop.date} (UTC) has passed: choose a later one")
 
 
+def check_passes(data: DataSettings, stop: StopSettings) -> None:
+    """Raise InvalidRunFile for passes as the end of a run whose members each have their own."""
+    if data.at == "members" and stop.passes:
+        raise InvalidRunFile(
+            "[stop] passes: every member has passes of its own data: end the run by versions, "
+            "tokens, date or loss"
+        )
+
+
 def _check_together(run: RunFile) -> None:
     """Check the keys that depend on each other. Raises InvalidRunFile."""
     if run.stop.date:
         stop_at(run.stop)
+    check_passes(run.data, run.stop)
     task, price = run.task, run.credit.credits_per_step
     rules = [
         (task.min_steps <= task.max_steps, "[task] needs 1 <= min_steps <= max_steps"),
@@ -247,6 +271,11 @@ def _check_together(run: RunFile) -> None:
             price * max(task.steps, task.max_steps) <= TASK_CREDITS_MAX,
             f"[credit] credits_per_step = {price:g} pays more than {TASK_CREDITS_MAX:.0f} credits "
             "for one task: lower it, or lower [task] local_steps and max_steps",
+        ),
+        (
+            run.data.at == "coordinator" or not run.trust.recompute,
+            "[trust] recompute: nobody else has the data of a member, so that its work cannot be "
+            "done again",
         ),
     ]
     for holds, sentence in rules:

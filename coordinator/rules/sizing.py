@@ -93,6 +93,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     lately: float = 0.0  # recently given operations, fading (see `FairShares`)
     steps_provable: int = 0  # most steps that a recompute can prove; 0 = no bound
     left_s: float | None = None  # seconds of the round when a task begins; None = no rounds
+    # Worker whose own data the pass is over, with no samples if it keeps none; "" = the dataset.
+    home: str = ""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -136,6 +138,11 @@ def pass_seed(seed: int, pass_no: int) -> int:
 def task_seed(seed: int, pass_no: int, start: int) -> int:
     """Return the seed of a task, derived from the run's seed and its position."""
     return _derived(f"task {seed} {pass_no} {start}")
+
+
+def home_seed(seed: int, home: str) -> int:
+    """Return the seed of the passes over a worker's own data; the run's seed without a `home`."""
+    return _derived(f"home {seed} {home}") if home else seed
 
 
 def _derived(text: str) -> int:

@@ -56,6 +56,8 @@ class PresenceFacts(Facts, frozen=True, kw_only=True):
     paused: int = 0
     fitting: int = 0  # online machines that can take part in the run
     at_work: int = 0  # online machines that hold a task of the run, or wait for its merge
+    # online machines that keep data for the run; None: its data is the organiser's
+    keepers: int | None = None
     workload: bool = True  # some online machine has the workload
     largest: int = 0  # most bytes of memory of an online device
     largest_name: str = ""
@@ -136,6 +138,7 @@ HANDLING: dict[Cause, Handling] = {
     Cause.NOTHING_TEACHES: Handling(level="bad", patience_s=10 * MINUTE_S),
     Cause.NO_FIT: Handling(level="bad", patience_s=10 * MINUTE_S),
     Cause.NOBODY: Handling(level="watch", patience_s=30 * MINUTE_S),
+    Cause.NO_DATA: Handling(level="watch", patience_s=30 * MINUTE_S),
     Cause.PROOF: Handling(level="watch", patience_s=30 * MINUTE_S),
     Cause.MERGE_DUE: Handling(level="bad", patience_s=MINUTE_S),
     Cause.STALLED: Handling(level="bad", patience_s=0.0),
@@ -277,6 +280,17 @@ def _deserted(facts: RunFacts) -> Standstill | None:
     )
 
 
+def _dataless(facts: RunFacts) -> Standstill | None:
+    machines = facts.machines
+    if machines.keepers is None or machines.keepers or machines.at_work:
+        return None
+    return Standstill(
+        cause=Cause.NO_DATA,
+        message=f"nobody with data for it is here, of {counted(machines.online, 'machine')} online",
+        todo=f"each member adds its own with `volunteer data add {facts.name} PATH`",
+    )
+
+
 def _unproven(facts: RunFacts) -> Standstill | None:
     proofs = facts.proofs
     waits_s = facts.now - (facts.now if proofs.since is None else proofs.since)
@@ -335,6 +349,6 @@ def span(seconds: float) -> str:
 
 
 _CAUSES: Sequence[Callable[[RunFacts], Standstill | None]] = (
-    _paused, _closed, _unserved, _merge_fails, _fails, _barren, _unfit, _deserted, _unproven, _due,
-    _stalled,
+    _paused, _closed, _unserved, _merge_fails, _fails, _barren, _unfit, _deserted, _dataless,
+    _unproven, _due, _stalled,
 )  # fmt: skip

@@ -8,12 +8,17 @@ The thirds are taken within the vetted part and within the part on probation, so
 vetted volunteer among strangers keeps its four fifths.
 
 Weights are scaled down, never up, by one factor within a group.
+
+In a run whose members keep its data a member weighs by its samples, at most a factor times its
+equal share (`member_shares`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from itertools import accumulate
 
 import msgspec
 
@@ -48,6 +53,52 @@ def shares(voices: Sequence[Voice]) -> list[float]:
             weights[i] = weight
     _limit_probation(weights, [voice.vetted for voice in voices])
     return weights
+
+
+class MemberVoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One contribution over data that a machine of a member keeps."""
+
+    member: str  # the volunteer, whatever its number of machines
+    machine: str
+    samples: float  # samples of the machine's data
+    work: float
+    staleness: float  # weight by staleness
+
+
+def member_shares(voices: Sequence[MemberVoice], cap: float) -> list[float]:
+    """Return a weight for each voice: the samples of its machine, divided among the machine's
+    voices by their work, times its staleness. No member's sum exceeds `cap` times its equal share.
+    """
+    work: dict[str, float] = defaultdict(float)
+    for voice in voices:
+        work[voice.machine] += voice.work
+    weights = [
+        voice.samples * voice.work / work[voice.machine] * voice.staleness if voice.work else 0.0
+        for voice in voices
+    ]
+    totals: dict[str, float] = defaultdict(float)
+    for voice, weight in zip(voices, weights, strict=True):
+        totals[voice.member] += weight
+    level = cap_level([total for total in totals.values() if total > 0], cap)
+    return [
+        weight * min(1.0, level / totals[voice.member]) if weight > 0 else 0.0
+        for voice, weight in zip(voices, weights, strict=True)
+    ]
+
+
+def cap_level(totals: Sequence[float], cap: float) -> float:
+    """Return the level to which larger totals are cut, so that none exceeds `cap` times the equal
+    share of the sum that remains; infinite where none does.
+    """
+    most = cap / max(1, len(totals))
+    ordered = sorted(totals)
+    sums = list(accumulate(ordered))  # of each total and the smaller ones
+    for cut, total in enumerate(reversed(ordered)):
+        left = 1.0 - cut * most  # share of those that are not cut
+        level = most * sums[-1 - cut] / left if left > 0 else math.inf
+        if total <= level * (1 + ROUNDING):
+            return level if cut else math.inf
+    return min(totals, default=math.inf)
 
 
 def _limited(voices: Sequence[Voice]) -> list[float]:

@@ -83,6 +83,13 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     def declaration(self) -> Declaration:
         return self.workload.declaration
 
+    @property
+    def at_members(self) -> bool:
+        """Return True if the members of the run keep its data: nobody else can do their tasks
+        again, so that none is drawn, audited or recomputed.
+        """
+        return self.file.data.at == "members"
+
     def tokenizer(self, assets: Mapping[str, ChunkRef]) -> ChunkRef | None:
         """Return the tokenizer: of the dataset, by its assets, else among the run's own files."""
         files = self.workload.files(self.file.model)

@@ -323,6 +323,14 @@ def _data(name: str, *about: str) -> str:
     return f"{name} ({details})" if details else name
 
 
+def _trained_on(data: DatasetManifest | None, about: Definition) -> str:
+    """Return the data of a run in words."""
+    if data is None:
+        return f"{about.declaration.items} of its own"
+    example = _data(data.name, data.licence, data.source)
+    return f"data that its members keep, of the kind of {example}" if about.at_members else example
+
+
 def _facts(
     source: ExportSource, about: Definition, files: ExportFiles, model: ConvertedModel
 ) -> CardFacts:
@@ -343,13 +351,11 @@ def _facts(
         sample=source.measured.sample,
         run=source.run.name,
         parameters=about.parameters,
-        trained_on=_data(data.name, data.licence, data.source)
-        if data
-        else f"{about.declaration.items} of its own",
+        trained_on=_trained_on(data, about),
         count=source.version.tokens,
         library="" if files.format == PLAIN else files.format,
         base_model=_base_model(about),
-        dataset=_hub_dataset(data) if data else "",
+        dataset=_hub_dataset(data) if data and not about.at_members else "",
         packages=model.needs,
         code=model.code,
         pictured=files.picture is not None,

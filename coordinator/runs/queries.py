@@ -34,6 +34,7 @@ from coordinator.rules.drift import bounded
 from coordinator.rules.machine_time import MachineSeconds, MachineTime
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs.definition import Definition, definition
+from coordinator.runs.member_figures import MemberFigures, figures
 from coordinator.runs.standstills import Standstills, ThisServer
 from coordinator.runs.version_files import MANIFEST_LIFE_S, renewed
 from coordinator.ttl_cache import REST, KeyedCache
@@ -44,6 +45,7 @@ from shared.protocol.base import Standstill
 from shared.protocol.heartbeat import RunBeat
 from shared.protocol.limits import HEARTBEAT_S
 from shared.protocol.listings import LossPoint
+from shared.protocol.members import MembersData
 from shared.protocol.versions import (
     BlobRef,
     SignedManifest,
@@ -188,6 +190,7 @@ class RunQueries:
             standstill=standstill,
             suites=suite_courses(conn, run),
             privacy=privacy.spent(about.file.privacy, versions.merged(conn, run.id)),
+            members=_members(about, dataset),
         )
 
     def readiness(self, conn: Connection, run: RunRow) -> tuple[Ready, int]:
@@ -393,6 +396,12 @@ class RunQueries:
 
         return await self._db.read(read)
 
+    async def members(self, name: str) -> MemberFigures | None:
+        """Return the figures of the members of a run; None where they keep no data. Raises
+        NotFound.
+        """
+        return await self._db.read(lambda conn: figures(conn, runs.by_name(conn, name)))
+
     async def decided(self, name: str) -> DecidedCounts:
         """Return the counts of a run's decided contributions; they may be a moment old."""
 
@@ -450,6 +459,17 @@ def _dialogues_advice(run: RunRow, manifest: DatasetManifest) -> tuple[str, ...]
         *few_learnt(manifest.name, share),
         *long_dialogues(manifest.name, run.sample_size, lengths.tolist()),
         *padded(run.samples_total, run.sample_size, int(lengths.sum())),
+    )
+
+
+def _members(about: Definition, dataset: datasets.DatasetRow | None) -> MembersData | None:
+    """Return the data that members of a run keep; None where it is the organiser's."""
+    if not about.at_members or dataset is None:
+        return None
+    return MembersData(
+        dataset=dataset.name,
+        kind=dataset.kind,
+        heldout_share=about.file.data.heldout_share,
     )
 
 

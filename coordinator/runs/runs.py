@@ -140,6 +140,8 @@ class Runs(PlatformService):
         file = run_file.parse(text, table_defaults(said, workload, strangers=await self._opens()))
         dataset = await self._dataset_of(file, workload)
         await self._check_suites(file, dataset)
+        if file.data.at == "members":
+            await self._check_members(workload)
         manifest = dataset.manifest if dataset else None
         model = await asyncio.to_thread(workload.config, file.model, manifest)
         passed = manifest if workload.needs_dataset else None  # dataset that the tasks pass over
@@ -154,7 +156,7 @@ class Runs(PlatformService):
         pacing = about.pacing
         check_train(said.train, about.plan, learns=pacing is not None)
         check_model(about.parameters)
-        if passed:
+        if passed and not about.at_members:
             _check_samples(file, sum(counts))
         await self._check_source(about, dataset)
         step_flops = workload.flops_per_sample(model) * file.task.batch_size
@@ -228,6 +230,20 @@ class Runs(PlatformService):
             )
         return found
 
+    async def _check_members(self, workload: Workload) -> None:
+        """Raise InvalidRunFile where members cannot keep the data of a run."""
+        if not workload.needs_dataset:
+            raise InvalidRunFile(
+                f'[data] at = "members": {workload.name} makes its own data, so that members have '
+                "none to keep"
+            )
+        if await self._opens():
+            raise InvalidRunFile(
+                '[data] at = "members": work over data that nobody else has cannot be done again, '
+                "so that only accounts that you vouch for may do it; this server is open to "
+                "strangers: serve without --open"
+            )
+
     async def _check_suites(self, file: RunFile, dataset: DatasetRow | None) -> None:
         """Raise InvalidRunFile for a suite that cannot measure this run, NotFound for an unknown
         one.
@@ -261,6 +277,8 @@ class Runs(PlatformService):
         about = definition(run)
         run_file.check_stop(about.file.stop, self._clock.now())
         check_model(about.parameters)
+        if about.at_members:
+            await self._check_members(about.workload)
         content = await self._store_initial(run)
         bound = await self._drifts.first(run, content.published_sha256)
 

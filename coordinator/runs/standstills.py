@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coordinator.database import runs
+from coordinator.database.members import member_rows
 from coordinator.database.monitoring import run_facts
 from coordinator.rules.sizing import memory_bytes
 from coordinator.rules.standstill import PauseFacts, RunFacts, standstill
@@ -68,11 +69,13 @@ class Standstills:
     def _facts(
         self, conn: Connection, run: RunRow, server: run_facts.ServerFacts, now: float
     ) -> RunFacts:
-        needs, pacing, is_due = 0, None, False
+        needs, pacing, is_due, keepers = 0, None, False, None
         with suppress(VolunteerError):  # without its workload a run has fewer facts
             about = definition(run)
             needs = memory_bytes(run.parameters, about.workload.fixed_bytes(about.file.model))
             pacing, is_due = about.pacing, self._due(conn, run).now
+            if about.at_members:
+                keepers = {row.worker_id for row in member_rows.of_run(conn, run.id)}
         failed, refused = run_facts.outcomes(conn, run, server.failures.get(run.id, ()), now)
         made_at, usual_s = run_facts.pace(conn, run)
         return RunFacts(
@@ -85,7 +88,7 @@ class Standstills:
             pause=PauseFacts(actor=run.state_actor, reason=run.state_reason, at=run.state_since),
             failures=failed,
             refusals=refused,
-            machines=run_facts.machines(conn, run, server, needs, now),
+            machines=run_facts.machines(conn, run, server, needs, now, keepers),
             needs_bytes=needs,
             workload=run.workload,
             proofs=run_facts.proofs(conn, run),

@@ -133,6 +133,7 @@ class WindDown(PlatformService):
                 raise BadRequest("say what to extend to: --versions, --passes, --tokens or --date")
             later = msgspec.structs.replace(file.stop, **changed)
             run_file.check_stop(later, now)
+            run_file.check_passes(file.data, later)
             text = run_file.encode(msgspec.structs.replace(file, stop=later))
             moved = msgspec.structs.replace(run, file=text)
             if reason := why_end(conn, moved, now):

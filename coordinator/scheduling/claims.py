@@ -21,9 +21,9 @@ from coordinator.database import audits, claim_rows, leases, passes
 from coordinator.database.audits import AuditLease
 from coordinator.database.claim_rows import Abilities, ClaimView, Rights, StateLine
 from coordinator.database.leases import NewLease
+from coordinator.database.members import member_rows
 from coordinator.database.tasks import TaskRow
 from coordinator.joiner import Joiner
-from coordinator.plan.plan_tables import Plan
 from coordinator.rules import codes
 from coordinator.rules.audits import AUDIT, AccountMarks, Auditor
 from coordinator.rules.checks import FLOOR, device_kind
@@ -37,7 +37,7 @@ from coordinator.rules.dispatch import (
 )
 from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.placement import Machines
-from coordinator.rules.sizing import Reached, RunPace, round_in_work, work_of
+from coordinator.rules.sizing import Reached, Run, RunPace, round_in_work, work_of
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.rules.standstill import PauseFacts, RunFacts, standstill
 from coordinator.scheduling import lease_message
@@ -261,13 +261,7 @@ class Claims:
         served: _ClaimResults,
     ) -> None:
         specs = {line.id: self.spec(conn, line.id) for line in view.runs}
-        lately = self._shares.lately({run.id: run.weight for run in view.runs}, now)
-        offers = {
-            run.id: lease_message.offer(
-                specs[run.id], run, self.pace(conn, run.id, now), now, lately[run.id]
-            )
-            for run in view.runs
-        }
+        offers = {(run.id, run.home): run for run in self._offers(conn, view, able, now)}
         todo, able = matched(conn, view.todo, able)
         busy = [(held.worker_id, held.device) for held in view.holdings if held.count]
         self._machines.saw(able, busy, now)
@@ -280,12 +274,12 @@ class Claims:
         )
         self._machines.left(outcome.left, now)
         for one in outcome.assignments:
-            run = offers[one.run_id]
+            run = offers[one.run_id, one.home]
             served.given[one.run_id] += round(work_of(run, one.price_micro))
             self._machines.gave(run, one.price_micro, able[one.waiter])
         claim_rows.move(conn, outcome.moved)
         wanted = [
-            _taken(one, able[one.waiter], specs[one.run_id], specs[one.run_id].plan)
+            _taken(one, able[one.waiter], specs[one.run_id], offers[one.run_id, one.home].seed)
             for one in outcome.assignments
         ]
         for row, item in zip(leases.take(conn, wanted, now), wanted, strict=True):
@@ -296,6 +290,23 @@ class Claims:
             waiter = able[position]
             served.refusals[waiter.claim_id] = _explained(refusal, waiter, states)
         served.more, served.open, served.kept = outcome.more, outcome.open, outcome.kept
+
+    def _offers(
+        self, conn: Connection, view: ClaimView, waiters: Sequence[Waiter], now: float
+    ) -> list[Run]:
+        """Return the running runs as dispatch sees them; one on members' data for each waiter."""
+        lately = self._shares.lately({run.id: run.weight for run in view.runs}, now)
+        specs = {line.id: self.spec(conn, line.id) for line in view.runs}
+        workers = sorted({waiter.worker_id for waiter in waiters})
+        at_members = [run_id for run_id, spec in specs.items() if spec.at_members]
+        rows = member_rows.of_workers(conn, at_members, workers)
+        offers: list[Run] = []
+        for line in view.runs:
+            spec, pace = specs[line.id], self.pace(conn, line.id, now)
+            run = lease_message.offer(spec, line, pace, now, lately[line.id])
+            homes = lease_message.at_homes(run, workers, rows) if spec.at_members else [run]
+            offers.extend(homes)
+        return offers
 
     def _able(
         self,
@@ -456,7 +467,8 @@ def _limited(waiter: Waiter, has: Rights | None, known: _Known, now: float) -> W
     )
 
 
-def _taken(one: Assignment, waiter: Waiter, spec: Spec, plan: Plan) -> NewLease:
+def _taken(one: Assignment, waiter: Waiter, spec: Spec, seed: int) -> NewLease:
+    plan = spec.plan
     parts = plan.gradient_every if plan.update == "gradient" else 0
     return NewLease(
         assignment=one,
@@ -466,7 +478,7 @@ def _taken(one: Assignment, waiter: Waiter, spec: Spec, plan: Plan) -> NewLease:
         part_steps=0 if one.beside else parts,
         batch_size=spec.batch_size,
         options=spec.options,
-        run_seed=spec.seed,
+        run_seed=seed,
     )
 
 

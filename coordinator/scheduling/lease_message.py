@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from coordinator.rules.sizing import (
     Run,
     RunPace,
     episodes_bytes_max,
+    home_seed,
     memory_bytes,
     parts_of,
     pass_seed,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.audits import AuditLease
     from coordinator.database.claim_rows import LiveRun
+    from coordinator.database.members.member_rows import MemberRow
     from coordinator.database.versions import VersionRow
     from shared.workloads.experience import Pacing
 
@@ -87,6 +89,10 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     def kind(self) -> str:
         """Return the kind of the tasks of a pass."""
         return "train" if self.pacing is None else "selfplay"
+
+    @property
+    def at_members(self) -> bool:
+        return self.file.data.at == "members"
 
     @property
     def batch_size(self) -> int:
@@ -205,6 +211,29 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, now: float, lately: f
     )
 
 
+def at_homes(
+    run: Run, workers: Iterable[str], rows: Mapping[tuple[int, str], MemberRow]
+) -> list[Run]:
+    """Return a run on members' data once for each of these workers, with the pass of the worker's
+    own data; without samples for one that keeps none.
+    """
+    offers = []
+    for worker in workers:
+        row = rows.get((run.id, worker))
+        place = (0, 0, 0) if row is None else (row.pass_no, row.cursor, row.samples)
+        offers.append(
+            msgspec.structs.replace(
+                run,
+                home=worker,
+                seed=home_seed(run.seed, worker),
+                pass_no=place[0],
+                cursor=place[1],
+                samples_total=place[2],
+            )
+        )
+    return offers
+
+
 @lru_cache(maxsize=64)
 def order_of(counts: tuple[int, ...], seed: int) -> PassOrder:
     """Return the order of a pass, cached because building it walks over every chunk."""
@@ -244,6 +273,7 @@ def lease(
         price_micro=task.price_micro,
         now=now,
         data=data,
+        member=bool(task.home),
         counted=f"{spec.pacing.unit}s" if spec.pacing and task.kind in GAMES else "",
     )
 
@@ -285,7 +315,7 @@ def job(base: JobBase, task: TaskRow) -> Job:
         kind="train" if task.kind == AUDIT else task.kind,  # an audit gets the audited job
         update=update,
         config=spec.file.model,
-        order_seed=pass_seed(spec.seed, task.pass_no),
+        order_seed=pass_seed(home_seed(spec.seed, task.home), task.pass_no),
         base_version=0,  # set when work begins
         prompt=spec.file.evaluation.prompt,
         options=options or spec.file.task.options,
@@ -324,7 +354,9 @@ def own_data(task: TaskRow) -> DatasetManifest | None:
 def _chunks(
     spec: Spec, task: TaskRow, seed: int, own_manifest: DatasetManifest | None
 ) -> tuple[int, ...]:
-    """Return the chunks of the data that a task reads."""
+    """Return the chunks of the data that a task reads; none where its machine keeps the data."""
+    if task.home:
+        return ()
     if own_manifest is not None:
         return tuple(range(len(own_manifest.chunks)))
     return order_of(spec.counts, seed).reach(task.start, task.stop) if spec.counts else ()

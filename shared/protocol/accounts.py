@@ -6,6 +6,7 @@ from typing import Literal
 
 from shared.protocol.base import Count, Message, RunState, Standstill
 from shared.protocol.limits import PROTOCOL
+from shared.protocol.members import MembersData
 from shared.protocol.transparency import SignedRestore
 from shared.protocol.versions import SuiteCourse
 from shared.workloads.declaration import Measure, Output, Teaching
@@ -73,6 +74,7 @@ class RunInfo(Message):
     suites: tuple[SuiteCourse, ...] = ()  # the run's scores on task suites
     libraries: tuple[str, ...] = ()  # libraries that training needs besides the workload's
     privacy: PrivacySpent | None = None  # None where merges add no noise
+    members: MembersData | None = None  # data that its members keep; None: the organiser's
 
 
 class SignedWheel(Message):

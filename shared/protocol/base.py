@@ -61,6 +61,7 @@ class Cause(StrEnum):
     NOTHING_TEACHES = "nothing_teaches"
     NO_FIT = "no_fit"
     NOBODY = "nobody"
+    NO_DATA = "no_data"  # no machine here keeps data for it
     PROOF = "proof"
     MERGE_DUE = "merge_due"
     STALLED = "stalled"

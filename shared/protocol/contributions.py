@@ -10,6 +10,7 @@ from msgspec import Meta
 from shared.protocol.accounts import Me
 from shared.protocol.base import ContributionState, Count, Message, Number, Size, Word
 from shared.protocol.limits import NEWS_MAX
+from shared.protocol.members import HeldoutSums
 
 METRICS_MAX = 64  # most metrics of one submission, which are stored as long as the run
 
@@ -55,6 +56,8 @@ class SubmitRequest(Message, kw_only=True, forbid_unknown_fields=True):
     train_s: float = 0.0
     paused_s: float = 0.0
     metrics: Metrics = msgspec.field(default_factory=dict)
+    # of the base version, measured before training on the held-out part of a member's own data
+    heldout: HeldoutSums | None = None
 
 
 class Verdict(Message):

@@ -48,7 +48,7 @@ class Endpoint(Generic[R]):
     summary: str
     # type of the JSON reply; NoneType: 204, no content, unless the endpoint `gives` bytes
     reply: type[R]
-    method: Literal["GET", "POST", "PUT"] = "GET"
+    method: Literal["GET", "POST", "PUT", "DELETE"] = "GET"
     request: type[msgspec.Struct] | None = None
     auth: Auth = "worker"
     query: tuple[Parameter, ...] = ()

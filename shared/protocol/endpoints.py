@@ -16,6 +16,7 @@ from shared.protocol import (
     inference,
     leases,
     listings,
+    members,
     transparency,
     versions,
 )
@@ -176,6 +177,20 @@ CONSENT = Endpoint(
     method="POST",
     path="/runs/{run}/consent",
     summary="I have seen the licence of this run and agree",
+    reply=NOTHING,
+)
+DECLARE_DATA = Endpoint(
+    method="PUT",
+    path="/runs/{run}/data",
+    summary="Declare the numbers of the data that this machine keeps for a run of members",
+    request=members.MemberData,
+    reply=NOTHING,
+    writes=True,
+)
+WITHDRAW_DATA = Endpoint(
+    method="DELETE",
+    path="/runs/{run}/data",
+    summary="This machine keeps no data for the run any more",
     reply=NOTHING,
 )
 VERSIONS = Endpoint(

@@ -72,6 +72,8 @@ class Lease(Message):
     # Data of this task alone (games, an opponent), in place of a dataset.
     data: DatasetManifest | None = None
     audit: AuditWork | None = None
+    # The samples are positions of this machine's own data; `dataset` names the example, for assets.
+    member: bool = False
 
 
 RETRY_S_MAX = DAY_S

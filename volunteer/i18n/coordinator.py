@@ -76,6 +76,7 @@ STANDSTILLS = {
     Cause.NOTHING_TEACHES: N_("nothing that its machines make can be learnt from"),
     Cause.NO_FIT: N_('no machine here fits ("{words}")'),
     Cause.NOBODY: N_("nobody is here"),
+    Cause.NO_DATA: N_("nobody with data for it is here"),
     Cause.PROOF: N_('work waits for its proof ("{words}")'),
     Cause.MERGE_DUE: N_("a merge is due and does not begin"),
     Cause.STALLED: N_('no new version ("{words}")'),

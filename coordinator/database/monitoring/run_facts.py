@@ -6,7 +6,7 @@ Only the newest rows of growing tables are read, so that the cost is the same af
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -110,6 +110,7 @@ class Bad(msgspec.Struct, frozen=True):
 class Ability(msgspec.Struct, frozen=True):
     """Machine: its state, its workloads and its devices."""
 
+    worker_id: str
     state: str
     last_seen: float
     workloads: frozenset[str]
@@ -137,6 +138,7 @@ def of_server(conn: sa.Connection, now: float) -> ServerFacts:
         failures={run_id: tuple(rows) for run_id, rows in bad.items()},
         machines=tuple(
             Ability(
+                row.id,
                 worker_state(row.state, row.last_seen_at, now),
                 row.last_seen_at,
                 *_ability(row.workloads, row.hardware),
@@ -179,9 +181,16 @@ def _outcome(bad: Sequence[Bad]) -> OutcomeFacts:
 
 
 def machines(
-    conn: sa.Connection, run: RunRow, server: ServerFacts, needs_bytes: int, now: float
+    conn: sa.Connection,
+    run: RunRow,
+    server: ServerFacts,
+    needs_bytes: int,
+    now: float,
+    keepers: Collection[str] | None = None,
 ) -> PresenceFacts:
-    """Return the machines that are online, and how many fit a run."""
+    """Return the machines that are online, and how many fit a run. `keepers` are the workers that
+    keep data for it, None where its data is the organiser's.
+    """
     online = [m for m in server.machines if m.state in ("online", "training")]
     able = [m for m in online if run.workload in m.workloads]
     devices = [device for machine in able for device in machine.devices]
@@ -192,6 +201,7 @@ def machines(
         fitting=sum(_holds(machine, needs_bytes) for machine in able),
         at_work=runs.live_workers(conn, run.id, now - LIVE_S),
         workload=bool(able),
+        keepers=None if keepers is None else sum(m.worker_id in keepers for m in online),
         largest=0 if largest is None else largest.memory_bytes,
         largest_name="" if largest is None else largest.name,
         last_seen=max((m.last_seen for m in server.machines), default=None),

@@ -47,6 +47,22 @@ runs = sa.Table(
     sa.Column("idle_s", sa.Double, nullable=False, server_default="0"),
 )
 
+# Data that machines keep for a run: its numbers, and the machine's own pass over it.
+members = sa.Table(
+    "members",
+    metadata,
+    sa.Column("run_id", sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("worker_id", sa.ForeignKey("workers.id"), primary_key=True),
+    sa.Column("volunteer_id", sa.ForeignKey("volunteers.id"), nullable=False),
+    sa.Column("samples", sa.BigInteger, nullable=False),  # samples of one pass
+    sa.Column("items", sa.BigInteger, nullable=False),  # learnt tokens, or pictures
+    sa.Column("heldout", sa.BigInteger, nullable=False),  # held-out samples
+    sa.Column("pass_no", sa.Integer, nullable=False),
+    sa.Column("cursor", sa.BigInteger, nullable=False),  # next uncut position of the pass
+    sa.Column("first_pass", sa.Integer, nullable=False),  # first pass over the present data
+    sa.Column("declared_at", sa.Double, nullable=True),  # NULL: the data is withdrawn
+)
+
 # Seconds of a run's devices by the hour: there for it, at training, at training that was merged.
 machine_hours = sa.Table(
     "machine_hours",

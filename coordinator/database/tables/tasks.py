@@ -48,6 +48,8 @@ tasks = sa.Table(
     # Contribution of an accepted part that was split off; it was submitted for the task that holds
     # the rest.
     sa.Column("contribution_id", Key, nullable=True, index=True),
+    # Worker whose own data the samples are positions of; "" = the run's dataset.
+    sa.Column("home", sa.String(64), nullable=False, server_default=""),
     sa.CheckConstraint("stop > start", name="range"),
 )
 sa.Index("ix_tasks_pick", tasks.c.run_id, tasks.c.state, tasks.c.id)

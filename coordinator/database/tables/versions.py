@@ -54,6 +54,18 @@ sa.Index(
     postgresql_where=~_e.pruned,
 )
 
+# Losses of versions on the held-out data of members.
+heldout_sums = sa.Table(
+    "heldout_sums",
+    metadata,
+    sa.Column("run_id", sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("worker_id", sa.ForeignKey("workers.id"), primary_key=True),
+    sa.Column("volunteer_id", sa.ForeignKey("volunteers.id"), nullable=False),
+    sa.Column("loss_sum", sa.Double, nullable=False),
+    sa.Column("items", sa.BigInteger, nullable=False),
+)
+
 # Scores of versions on the task suites of their run.
 suite_scores = sa.Table(
     "suite_scores",

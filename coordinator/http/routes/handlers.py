@@ -48,6 +48,8 @@ HANDLERS: dict[Endpoint[Any], Handler] = dict(
         _answered(endpoints.RUNS, runs.listing),
         _answered(endpoints.RUN, runs.info),
         _answered(endpoints.CONSENT, workers.consent),
+        _answered(endpoints.DECLARE_DATA, workers.declare_data),
+        _answered(endpoints.WITHDRAW_DATA, workers.withdraw_data),
         _answered(endpoints.VERSIONS, runs.versions),
         _answered(endpoints.LATEST, runs.latest),
         _answered(endpoints.VERSION, runs.version),

@@ -50,6 +50,7 @@ from shared.protocol.leases import (
     ReleaseRequest,
 )
 from shared.protocol.limits import NEWS_MAX
+from shared.protocol.members import MemberData
 
 T = TypeVar("T")
 
@@ -89,6 +90,14 @@ async def leave(call: Call[LeaveRequest]) -> None:
 
 async def consent(call: Call[None]) -> None:
     await call.coordinator.volunteers.consent(call.principal, call.text("run"))
+
+
+async def declare_data(call: Call[MemberData]) -> None:
+    await call.coordinator.member_data.declare(call.principal, call.text("run"), call.body)
+
+
+async def withdraw_data(call: Call[None]) -> None:
+    await call.coordinator.member_data.withdraw(call.principal, call.text("run"))
 
 
 async def visibility(call: Call[VisibilityRequest]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from sqlalchemy import Connection, insert, update
 
@@ -28,6 +29,8 @@ from coordinator.top.tables import lines
 from shared.protocol.base import Cause, Reason
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, RunBeat
 from shared.protocol.leases import ClaimReply, ReleaseRequest
+from shared.protocol.limits import API
+from shared.protocol.members import MemberData
 from tests.support import rollouts_run
 from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import (
@@ -289,6 +292,13 @@ async def version_comes(scene: Scene) -> None:
     await merges(scene)
 
 
+async def data_comes(scene: Scene) -> None:
+    numbers = msgspec.json.encode(MemberData(samples=50, items=400))
+    [machine, _] = scene.machines
+    reply = await machine.http.put(f"{API}/runs/{scene.run}/data", content=numbers)
+    assert reply.status_code == 204, reply.text
+
+
 NOBODY_S = 95.0  # a machine that was killed counts as here for so long
 CASES = (
     Case(Cause.PAUSED, pause, resume, "the data is renewed"),
@@ -307,6 +317,13 @@ CASES = (
     ),
     Case(Cause.NO_FIT, small_machine_joins, large_machine_joins, "the machine here does not fit"),
     Case(Cause.NOBODY, nothing, two_machines, "nobody is here"),
+    Case(
+        Cause.NO_DATA,
+        two_machines,
+        data_comes,
+        "nobody with data for it is here, of 2 machines online",
+        text=f'{RUN}[data]\nat = "members"\n',
+    ),
     Case(Cause.PROOF, updates_lack_proof, proofs_pass, "2 contributions wait for proof"),
     Case(Cause.MERGE_DUE, both_work, merges, "its merge is due since"),
     Case(
@@ -359,8 +376,8 @@ async def test_every_surface_names_the_cause_and_stops_naming_it(
 
 
 async def started(home: LocalCoordinator, text: str) -> str:
-    if text is RUN:
-        return await home.start_run()
+    if text.startswith(RUN):
+        return await home.start_run(text)
     run = await home.coordinator.runs.create(text)
     await home.coordinator.runs.start(run.name)
     return run.name

@@ -180,7 +180,7 @@ def test_a_lease_says_all_of_its_work(
     } | lease
     assert outcome.assignments == (Assignment(**expected),)
     assert outcome.more == (lease["rest_stop"] > lease["stop"])
-    assert outcome.moved == ({1: (1, 80)} if back is None else {})
+    assert outcome.moved == ({(1, ""): (1, 80)} if back is None else {})
 
 
 def test_a_range_that_was_split_keeps_its_pass_open() -> None:

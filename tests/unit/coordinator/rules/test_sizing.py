@@ -51,7 +51,7 @@ def test_ranges_follow_each_other_and_the_last_one_is_short() -> None:
         (40, 80, 10),
         (80, 100, 5),
     ]
-    assert outcome.moved == {1: (1, 100)}
+    assert outcome.moved == {(1, ""): (1, 100)}
     assert [r.reason for r in outcome.refusals.values()] == [Reason.ALL_TAKEN]
 
 
@@ -66,7 +66,7 @@ def test_the_next_pass_begins_while_the_last_tasks_of_one_are_open(passes: int, 
     load = Load(run_id=1, open=tasks, price_micro=1000)
     outcome = ask([waiter()], [run_of(cursor=1000, passes=passes)], loads=[load])
     assert outcome.assignments[0].pass_no == 2
-    assert outcome.moved == {1: (2, 40)}
+    assert outcome.moved == {(1, ""): (2, 40)}
 
 
 def test_the_last_pass_ends_only_when_nothing_is_open() -> None:
@@ -74,13 +74,13 @@ def test_the_last_pass_ends_only_when_nothing_is_open() -> None:
     outcome = ask([waiter()], [last], loads=[Load(run_id=1, open=1, price_micro=1000)])
     assert outcome.refusals[0].reason == Reason.ALL_TAKEN
     assert outcome.moved == {}
-    assert ask([waiter()], [last]).moved == {1: (3, 0)}
+    assert ask([waiter()], [last]).moved == {(1, ""): (3, 0)}
 
 
 def test_after_the_last_pass_nothing_is_cut() -> None:
     last = run_of(cursor=1000, passes=1)
     outcome = ask([waiter()], [last])
-    assert outcome.moved == {1: (2, 0)}  # how the end of the run is noticed
+    assert outcome.moved == {(1, ""): (2, 0)}  # how the end of the run is noticed
     assert outcome.refusals[0].reason == Reason.MERGING
     assert ask([waiter()], [run_of(pass_no=2, passes=1)]).moved == {}
 

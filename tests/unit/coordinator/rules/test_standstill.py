@@ -59,6 +59,11 @@ CAUSES: tuple[tuple[Cause, dict[str, Any], str], ...] = (
         "last machine was seen 1:30 min",
     ),
     (
+        Cause.NO_DATA,
+        {"machines": PresenceFacts(online=3, fitting=3, keepers=0)},
+        "nobody with data for it is here, of 3 machines online",
+    ),
+    (
         Cause.PROOF,
         {"proofs": ProofFacts(count=2, provers="made by this server", since=NOW - 45)},
         "2 contributions wait for proof, for 45 s: made by this server",

@@ -21,6 +21,7 @@ from shared.protocol import (
     inference,
     leases,
     listings,
+    members,
     transparency,
     versions,
 )
@@ -35,6 +36,7 @@ PARTS = (
     inference,
     leases,
     listings,
+    members,
     transparency,
     versions,
 )

@@ -1,0 +1,1 @@
+"""Data that members keep: its numbers and passes, and the losses measured on it."""

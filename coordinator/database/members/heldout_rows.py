@@ -1,0 +1,69 @@
+"""Losses of versions on the held-out data of members, as sums of each machine."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert as insert_postgresql
+from sqlalchemy.dialects.sqlite import insert as insert_sqlite
+
+from coordinator.database.engine.statements import its
+from coordinator.database.tables.versions import evaluations, heldout_sums
+from shared.protocol.members import HeldoutSums
+
+LATELY = 256  # newest versions with their files that are compared
+
+_H, _E = heldout_sums.c, evaluations.c
+
+
+@cache
+def _replacement(dialect: str) -> Any:
+    new = insert_postgresql if dialect == "postgresql" else insert_sqlite
+    statement = new(heldout_sums)
+    return statement.on_conflict_do_update(
+        index_elements=["run_id", "version", "worker_id"],
+        set_={name: statement.excluded[name] for name in ("loss_sum", "items")},
+    )
+
+
+def store(conn: sa.Connection, run_id: int, owner: tuple[str, str], sums: HeldoutSums) -> None:
+    """Store the sums of a machine, which replace older ones of the same version; `owner` is its
+    volunteer and the machine.
+    """
+    volunteer_id, worker_id = owner
+    row = {
+        "run_id": run_id,
+        "version": sums.version,
+        "worker_id": worker_id,
+        "volunteer_id": volunteer_id,
+        "loss_sum": sums.loss_sum,
+        "items": sums.items,
+    }
+    conn.execute(_replacement(conn.dialect.name), [row])
+
+
+_KEPT = (
+    sa.select(_E.version)
+    .where(its(_E.run_id), ~_E.pruned)
+    .order_by(_E.version.desc())
+    .limit(LATELY)
+)
+_SUMS = (
+    sa.select(_H.version, _H.volunteer_id, sa.func.sum(_H.loss_sum), sa.func.sum(_H["items"]))
+    .where(its(_H.run_id), _H.version.in_(_KEPT))
+    .group_by(_H.version, _H.volunteer_id)
+    .order_by(_H.version, _H.volunteer_id)
+)
+
+
+def losses(conn: sa.Connection, run_id: int) -> dict[int, tuple[float, ...]]:
+    """Return the mean loss of each member that measured a version, by the version, of the newest
+    versions that have their files; oldest first.
+    """
+    by_version: defaultdict[int, list[float]] = defaultdict(list)
+    for version, _, loss_sum, items in conn.execute(_SUMS, {"its_run_id": run_id}):
+        by_version[version].append(float(loss_sum) / float(items))
+    return {version: tuple(means) for version, means in by_version.items()}

@@ -1,0 +1,157 @@
+"""Data that machines keep for a run: its numbers, and each machine's own pass over it.
+
+A machine declares how many samples a pass has. Another number means other data: a new pass begins,
+and no task of an earlier pass is leased again, whatever becomes of it later (`of_present_data`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import sqlalchemy as sa
+
+from coordinator.database.engine.statements import among, its
+from coordinator.database.tables.accounts import workers
+from coordinator.database.tables.runs import members
+from coordinator.database.tables.tasks import tasks
+from coordinator.database.tasks import FREE, awaits_verdict, in_order
+from shared.protocol.members import MemberData
+
+_M = members.c
+
+
+class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of `members`; see tables/runs.py."""
+
+    run_id: int
+    worker_id: str
+    volunteer_id: str
+    samples: int
+    items: int
+    heldout: int
+    pass_no: int
+    cursor: int
+    first_pass: int
+    declared_at: float | None
+
+    @property
+    def numbers(self) -> MemberData:
+        return MemberData(samples=self.samples, items=self.items, heldout=self.heldout)
+
+
+class MemberCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Members of a run, and the sizes of their data together."""
+
+    members: int
+    machines: int
+    samples: int
+    items: int
+    heldout: int
+
+
+_ONE = sa.select(members).where(its(_M.run_id), its(_M.worker_id))
+_OF_WORKERS = sa.select(members).where(
+    among(_M.run_id, "runs"), among(_M.worker_id, "workers"), _M.declared_at.is_not(None)
+)
+_OF_RUN = (
+    sa.select(members)
+    .join_from(members, workers, workers.c.id == _M.worker_id)
+    .where(its(_M.run_id), _M.declared_at.is_not(None), workers.c.revoked_at.is_(None))
+)
+_SET = sa.update(members).where(its(_M.run_id), its(_M.worker_id))
+
+
+def row_of(conn: sa.Connection, run_id: int, worker_id: str) -> MemberRow | None:
+    """Return the data of a machine for a run, withdrawn data too; None if it never had any."""
+    row = conn.execute(_ONE, {"its_run_id": run_id, "its_worker_id": worker_id}).mappings().first()
+    return None if row is None else MemberRow(**row)
+
+
+def of_workers(
+    conn: sa.Connection, run_ids: Sequence[int], worker_ids: Sequence[str]
+) -> dict[tuple[int, str], MemberRow]:
+    """Return the declared data of these machines for these runs, by run and machine."""
+    if not run_ids:
+        return {}
+    rows = conn.execute(_OF_WORKERS, {"runs": run_ids, "workers": worker_ids}).mappings()
+    return {(row["run_id"], row["worker_id"]): MemberRow(**row) for row in rows}
+
+
+def of_run(conn: sa.Connection, run_id: int) -> list[MemberRow]:
+    """Return the declared data of a run, of machines that have not left."""
+    rows = conn.execute(_OF_RUN, {"its_run_id": run_id}).mappings()
+    return [MemberRow(**row) for row in rows]
+
+
+def sizes(conn: sa.Connection, run_id: int) -> dict[str, int]:
+    """Return the samples of the data of each machine that ever declared some for a run."""
+    query = sa.select(_M.worker_id, _M.samples).where(_M.run_id == run_id)
+    return {worker_id: int(samples) for worker_id, samples in conn.execute(query)}
+
+
+def counts(rows: Sequence[MemberRow]) -> MemberCounts:
+    """Return how many members these machines belong to, and the sums of their data."""
+    return MemberCounts(
+        members=len({row.volunteer_id for row in rows}),
+        machines=len(rows),
+        samples=sum(row.samples for row in rows),
+        items=sum(row.items for row in rows),
+        heldout=sum(row.heldout for row in rows),
+    )
+
+
+def declare(
+    conn: sa.Connection, run_id: int, owner: tuple[str, str], data: MemberData, now: float
+) -> None:
+    """Store the numbers of a machine's data; the run's row is locked. `owner` is its volunteer and
+    the machine. Another number of samples begins a new pass.
+    """
+    volunteer_id, worker_id = owner
+    row = row_of(conn, run_id, worker_id)
+    numbers: dict[str, object] = {
+        "samples": data.samples,
+        "items": data.items,
+        "heldout": data.heldout,
+        "declared_at": now,
+    }
+    if row is None:
+        first = {"pass_no": 1, "cursor": 0, "first_pass": 1, "volunteer_id": volunteer_id}
+        key = {"run_id": run_id, "worker_id": worker_id}
+        conn.execute(sa.insert(members).values(**key, **first, **numbers))
+        return
+    key = {"its_run_id": run_id, "its_worker_id": worker_id}
+    if row.declared_at is None or row.samples != data.samples:
+        next_pass = row.pass_no + 1
+        numbers |= {"pass_no": next_pass, "cursor": 0, "first_pass": next_pass}
+        _cancel(conn, row, now)
+    conn.execute(_SET, key | numbers)
+
+
+def withdraw(conn: sa.Connection, run_id: int, worker_id: str, now: float) -> None:
+    """Withdraw the data of a machine; the run's row is locked. Its waiting tasks are cancelled."""
+    row = row_of(conn, run_id, worker_id)
+    if row is None or row.declared_at is None:
+        return
+    conn.execute(_SET, {"its_run_id": run_id, "its_worker_id": worker_id, "declared_at": None})
+    _cancel(conn, row, now)
+
+
+def _cancel(conn: sa.Connection, row: MemberRow, now: float) -> None:
+    """Cancel the waiting tasks of a machine's data; one in work may still be submitted."""
+    waiting = sa.and_(
+        tasks.c.run_id == row.run_id,
+        tasks.c.home == row.worker_id,
+        tasks.c.state == "todo",
+        ~awaits_verdict(),
+    )
+    values = {"state": "cancelled", "returned": False, "ended_at": now, **FREE}
+    conn.execute(sa.update(tasks).where(in_order(waiting)).values(**values))
+
+
+def move(conn: sa.Connection, run_id: int, worker_id: str, pass_no: int, cursor: int) -> None:
+    """Set the pass of a machine's data, and its first position that no task has yet; the run's row
+    is locked.
+    """
+    key = {"its_run_id": run_id, "its_worker_id": worker_id}
+    conn.execute(_SET, key | {"pass_no": pass_no, "cursor": cursor})

@@ -1,0 +1,40 @@
+"""Data that the members of a run keep: its description, its numbers, and losses measured on it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from shared.protocol.base import Count, Message
+
+AMOUNT_MAX = 1 << 53  # most samples, or items, of one machine
+LOSS_SUM_MAX = 1e18
+
+Amount = Annotated[int, Meta(ge=0, le=AMOUNT_MAX)]
+
+
+class MembersData(Message):
+    """Data of a run whose members keep it, as an example describes it: the run's dataset, whose
+    tokenizer, template and sizes build the members' files.
+    """
+
+    dataset: str  # the example: GET /datasets/{name}
+    kind: str  # such as "tokens": what the files must hold
+    heldout_share: float  # share of a member's samples that is never trained on
+
+
+class MemberData(Message):
+    """Numbers of the data that one machine keeps for a run; the data itself never leaves it."""
+
+    samples: Annotated[int, Meta(ge=1, le=AMOUNT_MAX)]  # samples of one pass
+    items: Amount  # tokens that are learnt from, or pictures
+    heldout: Amount = 0  # held-out samples
+
+
+class HeldoutSums(Message):
+    """Loss of a version on the held-out part of a machine's own data."""
+
+    version: Count
+    loss_sum: Annotated[float, Meta(ge=0, le=LOSS_SUM_MAX)]
+    items: Annotated[int, Meta(ge=1, le=AMOUNT_MAX)]  # items that the sum is of

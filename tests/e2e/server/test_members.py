@@ -1,0 +1,274 @@
+"""A run on data that its members keep: numbers come in, tasks go to their own machines alone, and
+nothing of it is ever done again by others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from coordinator.checking.case import Case, Draws
+from coordinator.database import contributions, runs
+from coordinator.database.contributions import ContributionRow
+from coordinator.database.tables.contributions import contributions as contributions_table
+from coordinator.database.tables.trust import recomputes
+from coordinator.database.tables.versions import heldout_sums
+from coordinator.runs.member_figures import MemberFigures, MemberLoss, figures
+from shared.errors import InvalidRunFile
+from shared.protocol.accounts import RunInfo
+from shared.protocol.base import Reason
+from shared.protocol.contributions import Verdict
+from shared.protocol.leases import ClaimReply, Lease
+from shared.protocol.limits import API
+from shared.protocol.members import HeldoutSums, MemberData, MembersData
+from tests.support.command_line import Run
+from tests.support.local_coordinator import (
+    RUN,
+    LocalCoordinator,
+    Worker,
+    decode,
+    local_coordinator,
+    refused,
+)
+
+TEXT = f"""{RUN}
+[data]
+at = "members"
+"""
+
+
+async def declare(worker: Worker, samples: int, run: str = "tiny") -> None:
+    body = msgspec.json.encode(MemberData(samples=samples, items=8 * samples, heldout=1))
+    reply = await worker.http.put(f"{API}/runs/{run}/data", content=body)
+    assert reply.status_code == 204, reply.text
+
+
+async def idle(worker: Worker) -> tuple[Reason, str]:
+    body = {"claim_id": "once", "wait_s": 0, "codecs": ["float32"]}
+    reply = decode(await worker.post("/claims", body), ClaimReply)
+    assert reply.idle is not None
+    return reply.idle.reason, reply.idle.message
+
+
+async def contribute(worker: Worker, seed: int, heldout: HeldoutSums | None = None) -> Lease:
+    lease = await worker.claim()
+    begun = await worker.begin(lease)
+    data = await worker.update("tiny", seed)
+    await worker.upload(lease, data)
+    sent = msgspec.structs.replace(worker.submission(lease, begun, data), heldout=heldout)
+    verdict = decode(await worker.post(f"/tasks/{lease.task}/submit", sent), Verdict)
+    assert verdict.state == "accepted", verdict
+    return lease
+
+
+def sums(loss: float, version: int = 0, items: int = 100) -> HeldoutSums:
+    return HeldoutSums(version=version, loss_sum=loss * items, items=items)
+
+
+async def shown(home: LocalCoordinator) -> MemberFigures:
+    row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+    found = await home.coordinator.db.read(lambda conn: figures(conn, row))
+    assert found is not None
+    return found
+
+
+async def merge(home: LocalCoordinator) -> None:
+    run = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+    assert await home.coordinator.merger.merge_if_due(run.id)
+
+
+async def test_members_declare_train_and_measure_on_their_own_data(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(TEXT)
+        ann, ben = await home.join("Ann"), await home.join("Ben")
+        info = decode(await ann.get("/runs/tiny"), RunInfo)
+        assert info.members == MembersData(dataset="sums", kind="tokens", heldout_share=0.1)
+        reason, message = await idle(ann)
+        assert reason == Reason.NO_FIT
+        assert "volunteer data add tiny PATH" in message
+        await declare(ann, 10)
+        await declare(ben, 90)
+        mine = await contribute(ann, 1, sums(2.0))
+        assert (mine.member, mine.dataset, mine.chunks) == (True, "sums", ())
+        assert (mine.job.start, mine.job.stop) == (0, 4)
+        others = await contribute(ben, 2, sums(4.0))
+        assert (others.job.start, others.job.stop) == (0, 4)
+        assert mine.job.order_seed != others.job.order_seed
+        assert mine.job.seed != others.job.seed
+        found = await shown(home)
+        assert (found.members, found.machines, found.samples, found.items) == (2, 2, 100, 800)
+        assert found.newest == MemberLoss(version=0, members=2, mean=3.0, worst=4.0, spread=1.0)
+        await merge(home)
+        again = await ann.claim()
+        assert (again.job.start, again.job.order_seed) == (4, mine.job.order_seed)
+
+
+async def test_the_best_version_is_the_one_that_members_measure_best(tmp_path: Path) -> None:
+    losses = [(3.0, 3.0), (1.0, 4.0), (2.4, 2.4)]  # by mean version 2 of these, by worst too
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(TEXT.replace('"members"', '"members"\nbest = "worst"'))
+        ann, ben = await home.join("Ann"), await home.join("Ben")
+        await declare(ann, 50)
+        await declare(ben, 50)
+        for version, (first, second) in enumerate(losses):
+            await contribute(ann, 2 * version, sums(first, version))
+            await contribute(ben, 2 * version + 1, sums(second, version))
+            await merge(home)
+        await home.coordinator.evaluation.evaluate_next()
+        row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+        assert row.best == 2
+        assert (await shown(home)).best == MemberLoss(
+            version=2, members=2, mean=2.4, worst=2.4, spread=0.0
+        )
+
+
+async def test_another_number_of_samples_begins_a_new_pass_and_the_same_none(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(TEXT)
+        ann = await home.join("Ann")
+        await declare(ann, 10)
+        first = await ann.claim()
+        await ann.post(f"/tasks/{first.task}/release", {"attempt": first.attempt})
+        await declare(ann, 10)
+        again = await ann.claim()
+        assert (again.task, again.job.order_seed) == (first.task, first.job.order_seed)
+        await ann.post(f"/tasks/{again.task}/release", {"attempt": again.attempt})
+        await declare(ann, 11)
+        other = await ann.claim()
+        assert (other.job.start, other.task != first.task) == (0, True)
+        assert other.job.order_seed != first.job.order_seed
+        reply = await ann.http.delete(f"{API}/runs/tiny/data")
+        assert reply.status_code == 204
+        assert (await idle(ann))[0] == Reason.NO_FIT
+        assert (await shown(home)).members == 0
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"samples": 0, "items": 1},
+        {"samples": -1, "items": 1},
+        {"samples": 1 << 54, "items": 1},
+        {"samples": 1, "items": -1},
+        {"samples": 1},
+        {"samples": 1.5, "items": 1},
+    ],
+)
+async def test_senseless_numbers_are_refused(tmp_path: Path, numbers: dict[str, Any]) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(TEXT)
+        ann = await home.join("Ann")
+        content = msgspec.json.encode(numbers)
+        refused(await ann.http.put(f"{API}/runs/tiny/data", content=content), 400)
+        assert (await shown(home)).members == 0
+
+
+async def test_a_run_on_the_organisers_data_takes_none(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run()
+        ann = await home.join("Ann")
+        body = msgspec.json.encode(MemberData(samples=9, items=9))
+        error = refused(await ann.http.put(f"{API}/runs/tiny/data", content=body), 400)
+        assert "data of its organiser" in error.message
+        await contribute(ann, 1, sums(2.0))  # sums that nobody asked for are not stored
+        rows = await home.coordinator.db.read(
+            lambda conn: conn.execute(sa.select(heldout_sums)).all()
+        )
+        assert rows == []
+
+
+async def test_an_open_server_takes_no_such_run_and_gives_none_of_it_to_strangers(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(TEXT)
+        ann = await home.join("Ann")
+        await declare(ann, 50)
+    async with local_coordinator(tmp_path, open=True, proof_of_work_bits=1) as home:
+        with pytest.raises(InvalidRunFile, match="strangers"):
+            await home.coordinator.runs.create(TEXT.replace('"tiny"', '"other"'))
+        stranger = await home.stranger("Eve")
+        body = msgspec.json.encode(MemberData(samples=9, items=9))
+        refused(await stranger.http.put(f"{API}/runs/tiny/data", content=body), 403)
+        assert (await idle(stranger))[0] == Reason.NO_FIT
+        ann.house, ann.http = home, home.client(f"{ann.worker_id}.{ann.secret}")
+        await contribute(ann, 1)
+        await nothing_is_done_again(home)
+
+
+async def nothing_is_done_again(home: LocalCoordinator) -> None:
+    """Check that no work of the run was drawn, and that none can be: not even with certainty."""
+    inside = home.coordinator
+    row = await inside.db.read(lambda conn: runs.by_name(conn, "tiny"))
+    drawn = await inside.db.read(lambda conn: conn.execute(sa.select(recomputes)).all())
+    assert drawn == []
+    assert not Draws(inside.key, 1.0).possible(row)
+    works = await inside.db.read(_works)
+    assert works
+    for work in works:
+        assert await inside.db.read(partial(Case.of, row=work, run=row)) is None
+        certain = partial(Draws(inside.key, 1.0).drawn, row=work, run=row)
+        assert not await inside.db.read(certain)
+    assert await inside.db.read(lambda conn: Case.typical(conn, row, 1)) is None
+
+
+def _works(conn: sa.Connection) -> list[ContributionRow]:
+    numbers = conn.execute(sa.select(contributions_table.c.id)).scalars()
+    return [contributions.by_id(conn, number) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (TEXT + "[stop]\npasses = 2\n", "passes of its own data"),
+        (TEXT + "[trust]\nrecompute = 0.1\n", "cannot be done again"),
+        (TEXT.replace('"gpt"', '"gomoku"'), "makes its own data"),
+        (TEXT + "cap = 0.5\n", "cap"),
+    ],
+)
+async def test_a_run_file_that_cannot_be_is_refused(
+    tmp_path: Path, changed: str, sentence: str
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run()
+        text = changed.replace('"tiny"', '"other"')
+        if "gomoku" in text:
+            text = 'name = "other"\nworkload = "gomoku"\n[data]\nat = "members"\n'
+        with pytest.raises(InvalidRunFile, match=sentence):
+            await home.coordinator.runs.create(text)
+
+
+async def measured_by_two(path: Path) -> str:
+    """Let two members measure a version; return the page of the run."""
+    async with local_coordinator(path, public_page=True) as home:
+        await home.start_run(TEXT)
+        for name, samples, loss in (("Ann", 10, 2.0), ("Ben", 90, 4.0)):
+            worker = await home.join(name)
+            await declare(worker, samples)
+            await contribute(worker, samples, sums(loss))
+        reply = await home.client().get("/runs/tiny")
+        assert reply.status_code == 200
+        return " ".join(re.sub(r"<[^>]+>", " ", reply.text).split())
+
+
+def test_page_and_run_show_say_what_stays_and_how_it_is_measured(tmp_path: Path, run: Run) -> None:
+    page = asyncio.run(measured_by_two(tmp_path))
+    assert "never leaves its 2 members: 100 samples" in page
+    losses = "mean 3.0000, worst 4.0000, spread 1.0000 over 2 members"
+    assert losses in page
+    text = run("run", "show", "tiny", "--data-dir", tmp_path).out
+    assert f"{losses} at version 0" in text
+    assert "stays with its members: 2 members on 2 machines, 100 samples, 800 items" in text
+    shown = json.loads(run("run", "show", "tiny", "--data-dir", tmp_path, "--json").out)
+    assert (shown["members"]["samples"], shown["members"]["newest"]["worst"]) == (100, 4.0)
+    assert not {"Ann", "Ben"} & set(json.dumps(shown["members"]).split('"'))
