@@ -131,12 +131,18 @@ def resolved(settings: PrivacySettings, versions: int) -> PrivacySettings:
     return msgspec.structs.replace(settings, merges=settings.merges or most)
 
 
-def check(settings: PrivacySettings, plan: Plan, schema: Schema, *, gate: bool) -> None:
+def check(
+    settings: PrivacySettings, plan: Plan, schema: Schema, *, at_members: bool, gate: bool
+) -> None:
     """Raise InvalidRunFile for a run in which something other than the noisy sum would tell of
     members' data.
     """
     if not settings.on:
         return
+    if not at_members:
+        raise InvalidRunFile(
+            '[privacy] protects data that members keep: it needs [data] at = "members"'
+        )
     state = next((spec.name for spec in schema if spec.role != "parameter"), "")
     rules = (
         (plan.update == "delta", f'[plan] preset = "{plan.preset}" sends gradients: take "fedavg"'),

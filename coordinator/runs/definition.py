@@ -121,7 +121,8 @@ def of_file(text: str) -> Definition:
     split(schema, plan.shards, plan.shard_by)  # raises if this number of shards is impossible
     sized = file.task.max_steps if file.task.target_seconds > 0 else 0
     check_steps(plan, file.task.steps, sized)
-    privacy.check(file.privacy, plan, schema, gate=file.evaluation.gate)
+    at_members, gate = file.data.at == "members", file.evaluation.gate
+    privacy.check(file.privacy, plan, schema, at_members=at_members, gate=gate)
     return Definition(
         file=file,
         plan=plan,

@@ -102,7 +102,7 @@ def test_settings_that_protect_nothing_are_refused(
 
 def test_a_run_without_privacy_is_left_alone() -> None:
     assert resolved(PrivacySettings(), 0) == PrivacySettings()
-    check(PrivacySettings(), plan({"aggregate": "median"}), WEIGHTS, gate=True)
+    check(PrivacySettings(), plan({"aggregate": "median"}), WEIGHTS, at_members=False, gate=True)
 
 
 @pytest.mark.parametrize(
@@ -119,5 +119,10 @@ def test_a_private_run_publishes_nothing_but_the_noisy_sum(
 ) -> None:
     schema = (*WEIGHTS, TensorSpec("running_mean", (4,), "F32", role))  # type: ignore[arg-type]
     with pytest.raises(InvalidRunFile, match=r"\[privacy\]") as refusal:
-        check(BUDGET, plan(table), schema, gate=gate)
+        check(BUDGET, plan(table), schema, at_members=True, gate=gate)
     assert words in refusal.value.message
+
+
+def test_privacy_is_for_data_that_members_keep() -> None:
+    with pytest.raises(InvalidRunFile, match='at = "members"'):
+        check(BUDGET, plan({}), WEIGHTS, at_members=False, gate=False)

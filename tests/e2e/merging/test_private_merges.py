@@ -1,0 +1,152 @@
+"""Merges of a run with `[privacy]`: clipped updates, noise that nobody can take off, a budget."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from coordinator.database import runs, versions
+from coordinator.database.runs import RunRow
+from coordinator.database.tables.merges import merges
+from coordinator.rules.run_file import StopSettings
+from coordinator.runs.definition import definition
+from shared.errors import BadRequest
+from shared.protocol.accounts import RunInfo
+from shared.protocol.contributions import Verdict
+from shared.protocol.limits import API
+from shared.protocol.members import MemberData
+from shared.tensors.frame import open_frame
+from tests.support.local_coordinator import (
+    RUN,
+    LocalCoordinator,
+    Worker,
+    decode,
+    local_coordinator,
+)
+
+CLIP, QUORUM = 0.01, 2
+PRIVATE = f"""{RUN}
+[data]
+at = "members"
+[privacy]
+epsilon = 8.0
+clip = {CLIP}
+[stop]
+versions = 2
+"""
+
+
+async def member(home: LocalCoordinator, name: str) -> Worker:
+    worker = await home.join(name)
+    body = msgspec.json.encode(MemberData(samples=64, items=512, heldout=1))
+    reply = await worker.http.put(f"{API}/runs/tiny/data", content=body)
+    assert reply.status_code == 204, reply.text
+    return worker
+
+
+async def contribute(worker: Worker, seed: int, scale: float = 1e-3) -> bytes:
+    """Submit an update; return it."""
+    lease = await worker.claim()
+    begun = await worker.begin(lease)
+    data = await worker.update("tiny", seed, scale)
+    await worker.upload(lease, data)
+    submission = worker.submission(lease, begun, data)
+    verdict = decode(await worker.post(f"/tasks/{lease.task}/submit", submission), Verdict)
+    assert verdict.state == "accepted", verdict
+    return data
+
+
+async def run_row(home: LocalCoordinator) -> RunRow:
+    return await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+
+
+async def merge(home: LocalCoordinator) -> bool:
+    return await home.coordinator.merger.merge_if_due((await run_row(home)).id)
+
+
+async def weights(home: LocalCoordinator, version: int) -> np.ndarray[tuple[int], np.dtype]:  # type: ignore[type-arg]
+    row = await run_row(home)
+    stored = await home.coordinator.db.read(partial(versions.get, run_id=row.id, version=version))
+    path = await home.coordinator.blobs.local(stored.master_sha256)
+    with open_frame(path, definition(row).schema) as frame:
+        return np.concatenate([frame.array(name).reshape(-1).copy() for name in frame])
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+async def test_a_version_is_a_clipped_sum_with_noise_whose_key_is_gone(
+    tmp_path: Path, shards: int
+) -> None:
+    text = PRIVATE.replace('"float32"\n', f'"float32"\nshards = {shards}\n', 1)
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(text)
+        settings = definition(await run_row(home)).file.privacy
+        for name, seed in (("Ann", 1), ("Ben", 2)):
+            await contribute(await member(home, name), seed, scale=2e-3)
+        assert await merge(home)
+        moved = await weights(home, 1) - await weights(home, 0)
+        sigma = settings.noise * CLIP / QUORUM
+        noise = float(np.linalg.norm(moved))  # the sum itself is at most the clip
+        expected = sigma * np.sqrt(moved.size)
+        assert abs(noise - expected) < CLIP + 5 * sigma
+        terms = await home.coordinator.db.read(
+            lambda conn: conn.execute(sa.select(merges.c.terms)).scalar_one()
+        )
+        assert json.loads(terms)["noise_key"] == ""
+
+
+async def test_a_huge_update_of_one_member_moves_the_model_by_the_clip(tmp_path: Path) -> None:
+    """No other member's size refuses it, and none is scaled down because of it."""
+    text = PRIVATE.replace("epsilon = 8.0", "epsilon = 1000.0\nnoise = 0.05")
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(text)
+        for name, seed, scale in (("Ann", 1, 2e-4), ("Ben", 2, 2e-3)):
+            await contribute(await member(home, name), seed, scale)
+        assert await merge(home)
+        moved = await weights(home, 1) - await weights(home, 0)
+        noise = 0.05 * CLIP / QUORUM * np.sqrt(moved.size)
+        assert np.linalg.norm(moved) < CLIP + 2 * noise
+
+
+async def test_the_run_ends_before_it_exceeds_its_budget(tmp_path: Path) -> None:
+    """Work that waits is not merged, and the run cannot be extended."""
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(PRIVATE)
+        members = [await member(home, name) for name in ("Ann", "Ben")]
+        for version in range(2):
+            for at, worker in enumerate(members):
+                await contribute(worker, 10 * version + at)
+            assert await merge(home)
+        row = await run_row(home)
+        assert definition(row).file.privacy.merges == 2
+        for at, worker in enumerate(members):
+            await contribute(worker, 100 + at)
+        assert not await merge(home)
+        assert await home.coordinator.upkeep.end_runs() == 1
+        with pytest.raises(BadRequest, match="privacy budget"):
+            await home.coordinator.wind_down.extend("tiny", StopSettings(versions=9), yes=True)
+        row = await run_row(home)
+        assert (row.state, row.head) == ("completed", 2)
+        info = decode(await members[0].get("/runs/tiny"), RunInfo)
+        assert info.privacy is not None
+        assert info.privacy.merges == info.privacy.merges_max == 2
+        assert info.privacy.epsilon == info.privacy.planned
+        assert 7.9 < (info.privacy.epsilon or 0.0) <= 8.0
+
+
+async def test_versions_that_were_rolled_back_stay_spent(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(PRIVATE)
+        for name, seed in (("Ann", 1), ("Ben", 2)):
+            await contribute(await member(home, name), seed)
+        assert await merge(home)
+        await home.coordinator.runs.rollback("tiny", 0)
+        info = await home.coordinator.runs.queries.info("tiny")
+        assert info.version == 2
+        assert info.privacy is not None
+        assert info.privacy.merges == 1
