@@ -20,7 +20,7 @@ from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
 from shared.protocol.contributions import Verdict
 from shared.protocol.limits import API
-from shared.protocol.members import MemberData
+from shared.protocol.members import HeldoutSums, MemberData
 from shared.tensors.frame import open_frame
 from tests.support.local_coordinator import (
     RUN,
@@ -50,13 +50,16 @@ async def member(home: LocalCoordinator, name: str) -> Worker:
     return worker
 
 
-async def contribute(worker: Worker, seed: int, scale: float = 1e-3) -> bytes:
+async def contribute(
+    worker: Worker, seed: int, scale: float = 1e-3, heldout: HeldoutSums | None = None
+) -> bytes:
     """Submit an update; return it."""
     lease = await worker.claim()
     begun = await worker.begin(lease)
     data = await worker.update("tiny", seed, scale)
     await worker.upload(lease, data)
     submission = worker.submission(lease, begun, data)
+    submission = msgspec.structs.replace(submission, heldout=heldout)
     verdict = decode(await worker.post(f"/tasks/{lease.task}/submit", submission), Verdict)
     assert verdict.state == "accepted", verdict
     return data
@@ -70,7 +73,7 @@ async def merge(home: LocalCoordinator) -> bool:
     return await home.coordinator.merger.merge_if_due((await run_row(home)).id)
 
 
-async def weights(home: LocalCoordinator, version: int) -> np.ndarray[tuple[int], np.dtype]:  # type: ignore[type-arg]
+async def weights(home: LocalCoordinator, version: int) -> np.ndarray[tuple[int], np.dtype]:
     row = await run_row(home)
     stored = await home.coordinator.db.read(partial(versions.get, run_id=row.id, version=version))
     path = await home.coordinator.blobs.local(stored.master_sha256)
@@ -150,3 +153,19 @@ async def test_versions_that_were_rolled_back_stay_spent(tmp_path: Path) -> None
         assert info.version == 2
         assert info.privacy is not None
         assert info.privacy.merges == 1
+
+
+async def test_the_page_tells_no_losses_of_members(tmp_path: Path) -> None:
+    """No noise was added to them; the organiser's own `run show` has them."""
+    async with local_coordinator(tmp_path, public_page=True) as home:
+        await home.start_run(PRIVATE)
+        ann = await member(home, "Ann")
+        heldout = HeldoutSums(version=0, loss_sum=300.0, items=100)
+        await contribute(ann, 1, heldout=heldout)
+        page = (await home.client().get("/runs/tiny")).text
+        assert "epsilon 0 after 0 of 2 merges" in page
+        assert "3.0000" not in page
+        figures = await home.coordinator.runs.queries.members("tiny")
+        assert figures is not None
+        assert figures.newest is not None
+        assert figures.newest.mean == 3.0
