@@ -24,6 +24,7 @@ from coordinator.cli.target import of_command_line
 from shared.errors import BadRequest, VolunteerError, of_system
 from shared.programs.help_groups import add_help, group
 from shared.programs.interrupts import raise_again
+from shared.programs.silence_watch import signs_of_life
 from shared.programs.standard_streams import make_usable
 from shared.text import error_line
 
@@ -63,7 +64,9 @@ def main() -> None:
     make_usable()
     try:
         raise_again()
-        result = app(sys.argv[1:], exit_on_error=False, print_error=False)
+        words, _, _ = app.parse_commands(sys.argv[1:])
+        with signs_of_life(" ".join(("coordinator", *words))):
+            result = app(sys.argv[1:], exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
         from shared.programs.usage_errors import mistake

@@ -16,6 +16,7 @@ from coordinator.cli.listing import as_json, table, when
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, TargetOptions, Where, call, connected, listed
 from shared.errors import BadRequest, Configuration, Unavailable
+from shared.programs.silence_watch import at_rest
 from shared.text import size
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def top(*, where: Where = HERE) -> int:
         )
     from coordinator.top.watch import watch
 
-    return watch(lambda: connected(where), where.hint)
+    with at_rest():
+        return watch(lambda: connected(where), where.hint)
 
 
 def check(*, where: TargetOptions = HERE) -> int:
@@ -166,7 +168,8 @@ def backup(
             print(f"coordinator: {error.message}; next try after {interval}", file=sys.stderr)
         if not interval:
             return
-        time.sleep(max(1.0, began + wait_s - time.time()))
+        with at_rest():
+            time.sleep(max(1.0, began + wait_s - time.time()))
 
 
 def _once(folder: str, where: TargetOptions, keep: int, *, alone: bool) -> None:

@@ -12,6 +12,7 @@ from coordinator.cli.listing import as_json
 from coordinator.cli.target import HERE, TARGET, TargetOptions
 from shared.errors import BadRequest
 from shared.files.deletions import delete_file
+from shared.programs.silence_watch import settle
 
 if TYPE_CHECKING:
     from coordinator.config import Settings
@@ -95,6 +96,7 @@ def serve(
 
 
 def _say(line: str) -> None:
+    settle()
     print(line, flush=True)
 
 

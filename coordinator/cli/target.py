@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -22,7 +21,6 @@ from coordinator.cli.listing import Columns, as_json, table
 from shared.decoding import complaint, convert
 from shared.errors import BadRequest, Configuration
 from shared.programs.command_hints import completed, options
-from shared.programs.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from coordinator.admin.command import Needs, OrganiserCommand
@@ -123,8 +121,7 @@ def of_command_line(argv: Sequence[str]) -> Where:
 
 def call(where: Where, name: str, /, **request: object) -> Any:
     """Run a command of the registry, here or on a server; return its reply struct."""
-    with ProgressLine(sys.stderr, dots=False):
-        reply = _call(where, name, request)
+    reply = _call(where, name, request)
     return reply if getattr(where, "json", False) else addressed(where, name, reply)
 
 

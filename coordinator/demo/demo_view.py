@@ -1,4 +1,4 @@
-"""Text of the demo: a line of progress every three seconds, and the summary."""
+"""Text of the demo: lines of progress, and the summary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shared.protocol.accounts import RunInfo
     from shared.protocol.versions import VersionInfo
 
-LINE_EVERY_S = 3.0
+LINE_EVERY_S = 2.5
 SAMPLE_CHARS = 360
 PICTURE_CELLS = 37
 TABLE_ROWS = 8
@@ -53,7 +53,7 @@ class DemoView:
         self._say(f"✓ {text} ({time.monotonic() - began:.1f} s)")
 
     def progress(self, elapsed_s: float, run: RunInfo, versions: Sequence[VersionInfo]) -> None:
-        """Print a line about the run, every three seconds at most."""
+        """Print a line about the run, at most one in some seconds."""
         if elapsed_s - self._said_at >= LINE_EVERY_S:
             self._said_at = elapsed_s
             self._say(status(elapsed_s, run, versions))

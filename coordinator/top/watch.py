@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EVERY_S = 1.0
 LATE_S = 6.0  # age from which a picture is marked as old
 FORGET, QUIT = "f", "q"
+ASKING = "asking the coordinator"
 KEYS = f"{FORGET} forget servers that are gone   {QUIT} quit"
 
 
@@ -122,6 +123,7 @@ def watch(connect: Connect, hint: Callable[[str], str]) -> int:
     async def draw() -> None:
         typed: set[str] = set()
         with typing(typed) as keys:
+            screen.update(drawn(None, ASKING, screen.console.size.width), refresh=True)
             async for overview, old in pictures(connect, SystemClock(), typed):
                 size = screen.console.size
                 screen_text = drawn(overview, old, size.width, size.height if keys else 0)

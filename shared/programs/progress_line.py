@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from types import TracebackType
-from typing import ClassVar, Self, TextIO
+from typing import Self, TextIO
 
 EVERY_S = 2.5
 
@@ -13,12 +13,8 @@ EVERY_S = 2.5
 class ProgressLine:
     """Line about a step: on a terminal it counts the seconds, elsewhere it grows by a dot."""
 
-    _outer: ClassVar[ProgressLine | None] = None  # the one that writes; steps within it are silent
-
-    def __init__(self, out: TextIO, *, dots: bool = True, every_s: float = EVERY_S) -> None:
-        """Write to `out`; without `dots` nothing unless it is a terminal."""
+    def __init__(self, out: TextIO, *, every_s: float = EVERY_S) -> None:
         self._out, self._terminal, self._every_s = out, out.isatty(), every_s
-        self._dots = dots
         self._share = ""
         self._written = 0  # width of the line that is not ended
         self._lock = threading.Lock()
@@ -36,9 +32,7 @@ class ProgressLine:
         self._share = f", {100 * done // total} %" if total else ""
 
     def __enter__(self) -> Self:
-        if (self._terminal or self._dots) and not ProgressLine._outer:
-            ProgressLine._outer = self
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(
@@ -48,9 +42,7 @@ class ProgressLine:
         trace: TracebackType | None,
     ) -> None:
         self._over.set()
-        if ProgressLine._outer is self:
-            ProgressLine._outer = None
-            self._thread.join()
+        self._thread.join()
         with self._lock:
             self._clear()
 

@@ -30,6 +30,7 @@ SHARED = [
         "decoding",
         "files/disk_writes",
         "files/toml_text",
+        "programs/silence_watch",
         "programs/usage_errors",
         "workloads/base",
         "workloads/declaration",

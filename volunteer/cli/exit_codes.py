@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from shared.errors import BadRequest, VolunteerError, of_system
 from shared.programs.command_hints import completed, options
 from shared.programs.interrupts import end_quietly, raise_again
+from shared.programs.silence_watch import at_rest
 from shared.sentences import Sentence
 from shared.text import error_line
 from volunteer.i18n.catalogue import _, pgettext, shown
@@ -66,7 +67,8 @@ def agreed(question: str) -> bool:
 
     yes, choice = pgettext("answer", "yes"), pgettext("answer", "[y/N]")
     try:
-        line = input(f"{_(question)} {choice} ")
+        with at_rest():
+            line = input(f"{_(question)} {choice} ")
     except EOFError as error:
         raise BadRequest(Sentence("no terminal to confirm in: add --yes")) from error
     answer = unicodedata.normalize("NFD", line.strip().lower())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from shared.errors import BadRequest, Configuration, VolunteerError
+from shared.programs.silence_watch import at_rest
 from shared.sentences import Sentence
 from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, agreed, hinted, remark
 from volunteer.cli.json_output import print_json
@@ -306,7 +307,8 @@ def logs(*, profile: Profile = "") -> int:
         )
     if not described.log:
         raise Configuration(Sentence("the service writes to its window"))
-    return subprocess.call(described.log)
+    with at_rest():
+        return subprocess.call(described.log)
 
 
 def add_to(app: App) -> None:

@@ -13,6 +13,7 @@ from cyclopts.validators import Number
 
 from shared.errors import BadRequest
 from shared.files.text_file import UTF8
+from shared.programs.silence_watch import at_rest
 from shared.sentences import Sentence, figure
 from shared.text import printable
 from shared.units import DAY_S, MIB
@@ -368,13 +369,17 @@ async def _said(
 def _line() -> str:
     """Return the next line of a person or a file; "" at the end."""
     try:
-        return input("> " if at_terminal() else "").strip()
+        with at_rest():
+            return input("> " if at_terminal() else "").strip()
     except EOFError:
         return ""
 
 
 def _standard_input() -> str:
-    data = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
+    if sys.stdin.isatty():
+        remark(_("the text to continue; Ctrl-D on an empty line ends it"))
+    with at_rest():
+        data = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
     if len(data) > PROMPT_BYTES_MAX:
         most = figure(f"{PROMPT_BYTES_MAX:,}")
         raise BadRequest(

@@ -26,6 +26,7 @@ from shared.clock import SystemClock
 from shared.errors import BadRequest, Configuration, Unavailable, Unreachable, VolunteerError
 from shared.files.deletions import delete_folder
 from shared.programs import gc_freeze
+from shared.programs.silence_watch import at_rest
 from shared.sentences import Sentence
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark, renamed, to_machines
@@ -523,7 +524,8 @@ async def _play(directories: Directories, game: Match) -> int:
                 look=_look(settings, first=False),
             )
             try:
-                return await screen.run_async() or 0
+                with at_rest():
+                    return await screen.run_async() or 0
             finally:
                 rival.close()
 

@@ -42,12 +42,3 @@ def test_a_terminal_counts_seconds_shows_the_share_and_is_left_clean() -> None:
         waiting.say("Storing.")
     assert "Storing.\n" in out.getvalue()
     assert "s, 40" not in out.getvalue().rpartition("\r")[2]
-
-
-def test_a_step_within_another_is_silent_and_so_is_one_without_dots() -> None:
-    out, inner = Terminal(terminal=False), Terminal(terminal=True)
-    with ProgressLine(out, every_s=0.001), ProgressLine(inner, every_s=0.0):
-        assert out.signs.acquire(timeout=30)
-    with ProgressLine(inner := Terminal(terminal=False), dots=False, every_s=0.0):
-        pass
-    assert inner.getvalue() == ""
