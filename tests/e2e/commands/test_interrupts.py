@@ -1,0 +1,65 @@
+"""Ctrl-C while a program imports its modules: it ends at once, and shows no traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.sources import ROOT
+
+# Sends SIGINT to its own process when the module of a given place in the order is imported, counted
+# from the first one after the program took over Ctrl-C.
+INTERRUPTER = """
+import os, signal, sys
+
+class Interrupter:
+    left = int(os.environ["INTERRUPT_AT"])
+
+    def find_spec(self, name, path=None, target=None):
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler or self.begun:
+            self.begun = True
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    begun = False
+
+sys.meta_path.insert(0, Interrupter())
+"""
+PROGRAMS = {
+    "coordinator": ["-c", "from coordinator.entry_point import main; main()", "run", "list"],
+    "volunteer": ["-m", "volunteer", "runs"],
+    "volunteer's screen": ["-m", "volunteer"],
+}
+
+
+@pytest.mark.parametrize("at", [1, 30, 150, 400])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_import_is_interrupted_without_a_traceback(
+    program: str, at: int, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTER)
+    done = subprocess.run(
+        [sys.executable, *PROGRAMS[program]],
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT))),
+            "INTERRUPT_AT": str(at),
+            "VOLUNTEER_HOME": str(tmp_path / "state"),
+            "COORDINATOR_DATA_DIR": str(tmp_path / "coordinator"),
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    assert "KeyboardInterrupt" not in done.stderr
+    if done.returncode not in (-signal.SIGINT, 130):  # it ended before that many imports
+        assert at == 400, done.stderr
