@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from shared.errors import BadRequest, Configuration
 from shared.network.links import is_loopback, parse_link
+from shared.programs.command_hints import options
 from shared.proofs.proof_of_work import BITS_MAX
 from shared.settings import SettingsTable
 from shared.units import GIB, MIB
@@ -247,6 +248,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def directory(self) -> Path:
         """Return the data directory, absolute."""
         return Path(self.data_dir).expanduser().absolute() if self.data_dir else default_data_dir()
+
+    @property
+    def options(self) -> str:
+        """Return the options by which a command in any folder names this coordinator."""
+        return options(
+            {
+                "data_dir": self.data_dir and self.directory,
+                "database": without_password(self.database),
+                "blobs": without_password(self.blobs),
+            }
+        )
 
     @property
     def database_url(self) -> str:

@@ -43,7 +43,6 @@ from coordinator.storage.folders import data_directory
 from shared.errors import Configuration, Internal, why
 from shared.network.links import format_link, is_loopback
 from shared.programs import gc_freeze
-from shared.programs.command_hints import options
 from shared.units import DAY_S
 
 KEEP_ALIVE_S = 75  # longer than the interval of heartbeats, which then need no new handshakes
@@ -53,6 +52,7 @@ BACKLOG = 2048
 SHUTDOWN_S = 10  # time that open requests may take after a stop signal
 INVITE_USES, INVITE_S = 100, 30 * DAY_S  # uses and validity of the code in the join link
 SECOND_SIGNAL_EXIT = 1
+STOPPING = b"stopping: requests under way end first; a second signal stops at once\n"
 ENDED = ("completed", "failed")
 HERE = "anybody on this machine"
 OPEN = "open to strangers: on probation until their work passed checks"
@@ -279,6 +279,8 @@ class _Server(uvicorn.Server):
             os.write(sys.stderr.fileno(), b"stopping at once\n")
             os._exit(SECOND_SIGNAL_EXIT)
         self._signalled = True
+        if sys.stderr.isatty():
+            os.write(sys.stderr.fileno(), STOPPING)
         self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
@@ -300,13 +302,7 @@ async def welcome(coordinator: Coordinator) -> list[str]:
             coordinator.key, uses=INVITE_USES, expires_s=INVITE_S
         )
     link = format_link(coordinator.server.link(invite.code if invite else ""))
-    here = options(
-        {
-            "data_dir": settings.data_dir,
-            "database": without_password(settings.database),
-            "blobs": without_password(settings.blobs),
-        }
-    )
+    here = settings.options
     lines = [
         f"{settings.name} listens at {where.url}",
         f"  data    {settings.directory}",

@@ -33,6 +33,7 @@ from coordinator.upkeep.alert_conditions import (
 )
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError, why
+from shared.programs.command_hints import completed
 from shared.text import printable
 from shared.units import HOUR_S
 
@@ -166,8 +167,15 @@ class Alerts:
 
         self._state, raised = await self._db.write(write)
         for alert in raised:
-            log.warning("alert", kind=alert.kind, state=alert.state, message=alert.message)
+            message = self._addressed(alert.message)
+            log.warning("alert", kind=alert.kind, state=alert.state, message=message)
         return tuple(raised)
+
+    def _addressed(self, message: str) -> str:
+        """Return a sentence whose commands name this coordinator; the stored ones do not, since
+        each of their readers reaches it in another way.
+        """
+        return completed(message, "coordinator", self._settings.options)
 
     def _lately(self) -> tuple[int, int]:
         """Return the requests during the last checks, and how many were answered with 5xx."""
@@ -237,7 +245,8 @@ class Alerts:
 
     async def _send(self, letter: Letter) -> str:
         """Send one alert; return the failure, or ""."""
-        alert = letter.alert
+        message = self._addressed(letter.alert.message)
+        alert = msgspec.structs.replace(letter.alert, message=message)
         problem = await deliver(self._settings.alert_webhook, alert)
         if problem:
             last = letter.tries > len(RETRY_S)

@@ -162,6 +162,20 @@ async def test_a_run_that_nobody_works_on_is_said_once_and_over_when_somebody_co
         assert await home.coordinator.alerts.list() == ()
 
 
+async def test_the_commands_of_a_posted_alert_name_the_coordinator(tmp_path: Path) -> None:
+    async with webhook() as (address, heard):
+        async with local_coordinator(tmp_path, alert_webhook=address) as home:
+            await home.start_run()
+            await home.coordinator.alerts.look()
+            await home.clock.advance(1801.0)
+            (alert,) = await home.coordinator.alerts.look()
+            settings = home.coordinator.settings
+        assert settings.data_dir
+        assert "`coordinator invite create`" in alert.message  # each reader adds its own options
+        named = f"`coordinator invite create --data-dir {settings.directory}`"
+        assert [named in posted.message for posted in heard] == [True]
+
+
 async def test_a_run_without_a_version_is_stalled_but_not_one_that_was_resumed(
     tmp_path: Path,
 ) -> None:
