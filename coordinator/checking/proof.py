@@ -29,6 +29,7 @@ from coordinator.plan.plan import staleness_weight
 from coordinator.rules import refusals, standing
 from coordinator.rules.checks import Result, bond, shortfall
 from coordinator.runs.definition import definition
+from coordinator.runs.settlement import bond_and_debt
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -142,16 +143,14 @@ def release(conn: Connection, account: VolunteerRow, now: float) -> None:
     open draw be merged.
     """
     proven = recomputes.proven(conn, account.id, account.unproved_to)
-    waiting = len(recomputes.open_of(conn, account.id))
-    bond_micro = bond_of(account, waiting) + payments.balances(conn, account.id).debt_micro
-    escrow.free(conn, account.id, proven, bond_micro, now)
+    escrow.free(conn, account.id, proven, bond_and_debt(conn, account), now)
     for row in contributions.unproven_of(conn, account.id, proven.before):
         _admit(conn, row, now)
 
 
-def bond_of(account: VolunteerRow, waiting: int = 0) -> int:
-    """Return the bond of an account; its `waiting` draws do not count yet."""
-    return bond(account.draws - waiting, account.accepted_micro / max(1, account.accepted))
+def bond_of(account: VolunteerRow) -> int:
+    """Return the bond of an account."""
+    return bond(account.draws, account.accepted_micro / max(1, account.accepted))
 
 
 def _charge(

@@ -165,7 +165,9 @@ class Merger(PlatformService):
             return False
         took = self._clock.monotonic() - started
         try:
-            spent = await self._db.write(lambda conn: self._commit(conn, job, content, draft))
+            spent, at_stake = await self._db.write(
+                lambda conn: self._commit(conn, job, content, draft)
+            )
         except Conflict as error:
             return await self._overtaken(job, error)
         self.durations.add(took)
@@ -181,6 +183,12 @@ class Merger(PlatformService):
         )
         for topic in (f"run:{job.run.id}", "versions", "queue"):
             self._signals.notify(topic)
+        if at_stake:
+            # not within the merge, whose transaction would lock these accounts after their ledger
+            free = partial(
+                settlement.free_proven_pay, volunteer_ids=at_stake, now=self._clock.now()
+            )
+            await self._db.write(free)
         return True
 
     async def _overtaken(self, job: MergeJob, error: Conflict) -> bool:
@@ -339,9 +347,10 @@ class Merger(PlatformService):
 
     def _commit(
         self, conn: Connection, job: MergeJob, content: Content, draft: VersionDraft
-    ) -> SpentFiles:
+    ) -> tuple[SpentFiles, frozenset[str]]:
         """Commit version, head, contributions and credits in one transaction; return the files of
-        the parts. Raises Conflict if another process was faster.
+        the parts, and the accounts whose pay is at stake. Raises Conflict if another process was
+        faster.
         """
         now = self._clock.now()
         run = runs.by_id(conn, job.run.id, lock=True)  # before the merge, as in `_lease`
@@ -371,9 +380,9 @@ class Merger(PlatformService):
             "update_norm": draft.norm,
         }
         self._runs.add_version(conn, run, content, progress, values)
-        escrow.pay(conn, job.rows, now)
+        at_stake = escrow.pay(conn, job.rows, now)
         settlement.overtake(conn, run, progress.version, now)
-        return spent
+        return spent, at_stake
 
     async def _failed(self, job: MergeJob, error: Exception) -> None:
         """Count a failure; after the second, set aside the contributions that cause it and merge

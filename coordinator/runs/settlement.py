@@ -1,4 +1,4 @@
-"""Settlement of contributions that a merge left out."""
+"""Settlement of contributions that a merge left out, and of pay that it put at stake."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.database import contributions, submissions, tasks, verdicts
+from coordinator.database import contributions, recomputes, submissions, tasks, verdicts
+from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import RunRow
+from coordinator.database.volunteers import VolunteerRow
+from coordinator.rules import checks
 from coordinator.runs.definition import definition
 from shared.protocol.base import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from sqlalchemy import Connection
 
     from coordinator.database.tasks import FailureKind
@@ -91,3 +96,23 @@ def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
         escrow.pay(conn, rows, now)
         count += len(rows)
     return count
+
+
+def free_proven_pay(conn: Connection, volunteer_ids: Collection[str], now: float) -> None:
+    """Free pay that was put at stake after the draws that prove it had passed. The bond stays, and
+    is of work that draws prove, so that no later work can take its place.
+    """
+    for volunteer_id in sorted(volunteer_ids):
+        account = accounts.locked(conn, volunteer_id)
+        proven = recomputes.proven(conn, account.id, account.unproved_to)
+        if account.standing != "suspended" and proven.last:
+            proven = msgspec.structs.replace(proven, before=proven.last + 1)
+            escrow.free(conn, account.id, proven, bond_and_debt(conn, account), now)
+
+
+def bond_and_debt(conn: Connection, account: VolunteerRow) -> int:
+    """Return the bond of an account and its debt; open draws do not count yet."""
+    waiting = len(recomputes.open_of(conn, account.id))
+    mean = account.accepted_micro / max(1, account.accepted)
+    bond = checks.bond(account.draws - waiting, mean)
+    return bond + payments.balances(conn, account.id).debt_micro

@@ -19,6 +19,7 @@ from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.tables import accounts as tables
 from coordinator.rules.checks import Result
 from coordinator.rules.standing import PROOFS_MIN, State
+from coordinator.runs import settlement
 from shared.errors import BadRequest, Conflict
 from shared.protocol.contributions import Verdict
 from tests.support.account_rows import add_contribution, add_run, breaches
@@ -108,6 +109,38 @@ async def test_a_stranger_is_paid_by_a_later_draw_that_passes_and_nothing_else(
     await database.write(drawn)
     kept = PRICE  # the bond of one draw, since the next task is drawn for certain
     assert await have(database) == (PRICE, kept, 60 * PRICE)
+    assert await breaches(database) == []
+
+
+async def test_the_first_pay_of_updates_is_free_with_the_merge_of_the_second(
+    database: Database,
+) -> None:
+    """The proof of an update comes before its merge, and its pay is at stake after it."""
+    run = await setting(database)
+
+    def proven(conn: Connection) -> int:
+        number = accepted(conn, run, NEW, 1.0)
+        volunteers.count_accepted(conn, [(NEW, PRICE)])
+        settle(conn, draw(conn, number), "passed")
+        return number
+
+    async def merge(number: int) -> tuple[int, int, int]:
+        def change(conn: Connection) -> None:
+            row = contributions.by_id(conn, number)
+            assert verdicts.merge_all(conn, [row], 1, 2.0)
+            settlement.free_proven_pay(conn, escrow.pay(conn, [row], 2.0), 2.0)
+
+        await database.write(change)
+        return await have(database)
+
+    first = await database.write(proven)
+    assert await merge(first) == (0, PRICE, 0)  # its own draw frees nothing
+    second = await database.write(proven)
+    assert await have(database) == (PRICE, PRICE, 0)
+    assert await merge(second) == (0, PRICE, PRICE)
+    later = [await database.write(lambda conn: accepted(conn, run, NEW, 3.0)) for _ in range(3)]
+    for number in later:  # no work without a proof takes the place of the bond
+        assert (await merge(number))[2] == PRICE
     assert await breaches(database) == []
 
 

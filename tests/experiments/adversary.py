@@ -299,6 +299,7 @@ class Life:
         for number in account.pending.keys() - account.waiting:
             self.merged += account.pending[number]
             self.books.merge(name, number)
+        self.books.free_proven_pay(name)
 
     def _answer_questions(self) -> None:
         """Do the refused tasks again: who made one up is suspended, and a lie proves nothing."""

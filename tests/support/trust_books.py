@@ -131,6 +131,13 @@ class Books:
         if price is not None:
             account.stake[number] = price
 
+    def free_proven_pay(self, who: str) -> None:
+        """Free pay that was put at stake after the draws that prove it had passed."""
+        account = self.accounts[who]
+        last, _ = account.proven_to
+        if not account.suspended:
+            self._free(account, last, last + 1)
+
     def answer(self, who: str, number: int, price: int, *, compared: bool) -> None:
         """Put the pay of an answer to an audit at stake."""
         account = self.accounts[who]
@@ -223,6 +230,11 @@ class Books:
         open draw may be merged.
         """
         last, first = account.proven_to
+        self._free(account, last, first)
+        account.waiting = {number for number in account.waiting if number >= first}
+
+    def _free(self, account: Account, last: int, first: int) -> None:
+        """Free the pay up to `last`, the oldest first, up to the bond, of work before `first`."""
         open_draws = sum(draw.result is None for draw in account.drawn.values())
         left = sum(pay for n, pay in account.provable.items() if n < first) - account.debt
         left -= checks.bond(account.draws - open_draws, account.mean)
@@ -233,7 +245,6 @@ class Books:
                 break
             account.freed += account.stake.pop(number)
         self._repay(account, account.freed - before)
-        account.waiting = {number for number in account.waiting if number >= first}
 
     # --- the line ---
 

@@ -221,11 +221,15 @@ def escrow_words(me: Me) -> str:
     """Say when pay at stake, or pay that awaits its check, is released; "" if there is none."""
     if not (me.escrow_micro or me.proving):
         return ""
+    first = ""
+    if not (me.invited or me.earned_micro):
+        first = _("the first credits are free once two tasks of yours are proved and merged")
     if not me.proving:
-        return _("free once a later task of yours, drawn by lot, passes a recompute")
-    if me.proved_in_s is None:
-        return _("being proved: tasks of yours are recomputed")
-    return _("being proved, about {time}", time=duration(me.proved_in_s))
+        return first or _("free once a later task of yours, drawn by lot, passes a recompute")
+    proof = _("being proved: tasks of yours are recomputed")
+    if me.proved_in_s is not None:
+        proof = _("being proved, about {time}", time=duration(me.proved_in_s))
+    return f"{proof}; {first}" if first else proof
 
 
 def debt_words() -> str:

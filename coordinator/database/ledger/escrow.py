@@ -20,10 +20,7 @@ from coordinator.database import verdicts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, deletion, its
 from coordinator.database.ledger import debts
-from coordinator.database.ledger.payments import (
-    Payment,
-    post_step,
-)
+from coordinator.database.ledger.payments import Payment, post_step
 from coordinator.database.recomputes import NO_ID, Proven
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
@@ -55,16 +52,16 @@ _SUM = select(func.coalesce(func.sum(_E.amount_micro), 0)).where(its(_E.voluntee
 _REMOVE = deletion(escrow, "settled").where(among(_E.contribution_id, "ids"))
 
 
-def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
-    """Pay contributions that are merged, or need no merge. Each must be pending, and its verdict
-    recorded.
+def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> frozenset[str]:
+    """Pay contributions that are merged, or need no merge; return the accounts whose pay is put at
+    stake. Each contribution must be pending, and its verdict recorded.
 
     Hundreds of contributions take a few statements. No credit is paid for weight 0, or to a
     suspended account; pay that was posted or taken back before stays so. Raises Conflict if an
     account is suspended at this moment.
     """
     if not rows:
-        return
+        return frozenset()
     rows_found = conn.execute(_WHOSE, {"ids": [row.id for row in rows]})
     accounts_of = {row.contribution: row for row in rows_found if not row.settled}
     earned: list[ContributionRow] = []
@@ -85,6 +82,7 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
         _settle(conn, paid, now)
     _hold(conn, uninvited, now)
     _not_suspended(conn, (*earned, *uninvited))
+    return frozenset(row.volunteer_id for row in uninvited)
 
 
 def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:

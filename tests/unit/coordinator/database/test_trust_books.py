@@ -26,6 +26,7 @@ from coordinator.database.tables.contributions import contributions as rows
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.rules.checks import Result
+from coordinator.runs import settlement
 from shared.protocol.base import Reason
 from tests.contract.test_escrow import add
 from tests.support.account_rows import add_contribution, add_run
@@ -105,12 +106,15 @@ class Histories(RuleBasedStateMachine):
         def change(conn: Connection) -> None:
             merged = contributions.by_ids(conn, due)
             assert not due or verdicts.merge_all(conn, merged, 1, self.now)
-            escrow.pay(conn, merged, self.now)
+            settlement.free_proven_pay(conn, escrow.pay(conn, merged, self.now), self.now)
 
         self.write(change)
         for name, account in self.books.accounts.items():
-            for number in account.pending.keys() - account.waiting:
+            due_of = account.pending.keys() - account.waiting
+            for number in due_of:
                 self.books.merge(name, number)
+            if due_of:
+                self.books.free_proven_pay(name)
 
     @rule(name=who, result=results)
     def refuse(self, name: str, result: Result) -> None:
