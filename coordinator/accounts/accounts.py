@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -288,7 +288,7 @@ class Volunteers:
                 answers.append(_gone())
                 continue
             row, has, old = account.volunteer, account.balances, looks[who].old
-            done = statistics.joined(old.work, new[who])
+            done = statistics.joined(old.work, new[who].work)
             me = Me(
                 volunteer_id=who,
                 nickname=row.nickname,
@@ -309,7 +309,7 @@ class Volunteers:
                 rank=rank,
                 rejected=done.refused,
                 workers=tuple(
-                    msgspec.structs.replace(machine, day_micro=old.day_micro.get(machine.worker_id))
+                    _with_pay(machine, old.day_micro, new[who].pay_micro)
                     for machine in machines[who]
                 ),
                 proving=proving[who].count,
@@ -522,6 +522,14 @@ def _count(who: str, now: float, conn: Connection) -> _AccountSums:
         today_micro=payments.earned_since(conn, who, now - now % DAY_S, upto=event),
         day_micro=statistics.pay_by_machine(conn, who, now - DAY_S),
     )
+
+
+def _with_pay(
+    machine: WorkerInfo, counted_micro: Mapping[str, int], new_micro: Mapping[str, int]
+) -> WorkerInfo:
+    """Return a machine with its pay of the last 24 hours: the last count and the newer pay."""
+    day_micro = sum(micro.get(machine.worker_id, 0) for micro in (counted_micro, new_micro))
+    return msgspec.structs.replace(machine, day_micro=day_micro)
 
 
 def _gone() -> NotFound:

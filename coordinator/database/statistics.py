@@ -4,7 +4,7 @@ only.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -124,9 +124,10 @@ def _changed(lines: sa.CTE) -> sa.ClauseElement:
     of = new.subquery("new")
     last = sa.select(sa.func.max(_V.id)).where(_V.contribution_id == _C.id, _V.id <= of.c.after)
     last = last.correlate(contributions, of)
-    kinds = (of.c.who, _C.state, _C.reason, _B.c.state.label("was"), _B.c.reason.label("was_for"))
+    was = (_B.c.state.label("was"), _B.c.reason.label("was_for"))
+    kinds = (of.c.who, _C.state, _C.reason, *was, _C.worker_id)
     return (
-        sa.select(*kinds, sa.func.count(), sa.func.sum(_C.train_s))
+        sa.select(*kinds, sa.func.count(), sa.func.sum(_C.train_s), sa.func.sum(_C.price_micro))
         .select_from(of)
         .join(contributions, _C.id == of.c.contribution_id)
         .outerjoin(_B, _B.c.id == last.scalar_subquery())
@@ -137,15 +138,24 @@ def _changed(lines: sa.CTE) -> sa.ClauseElement:
 _CHANGED = Lines("asked", {"who": sa.String(), "after": sa.BigInteger()}, _changed, blank=("", 0))
 
 
-def since_verdicts(conn: sa.Connection, after: Mapping[str, int]) -> dict[str, WorkTotals]:
+class WorkChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Change of a volunteer's totals, and of the pay of the good work of each of its machines."""
+
+    work: WorkTotals
+    pay_micro: Mapping[str, int]
+
+
+def since_verdicts(conn: sa.Connection, after: Mapping[str, int]) -> dict[str, WorkChange]:
     """Return how the verdicts after a number, given for each volunteer, changed its totals."""
     total = dict.fromkeys(after, WorkTotals())
+    pay: dict[str, Counter[str]] = {who: Counter() for who in after}
     rows: Any = _CHANGED.execute(conn, [*after.items()])
-    for who, state, reason, was, was_for, count, seconds in rows:
+    for who, state, reason, was, was_for, worker, count, seconds, price in rows:
         total[who] = _with(total[who], state, reason, int(count), float(seconds))
         if was is not None:
             total[who] = _with(total[who], was, was_for, -int(count), -float(seconds))
-    return total
+        pay[who][worker] += int(price) * ((state in GOOD) - (was in GOOD))
+    return {who: WorkChange(work=total[who], pay_micro=pay[who]) for who in after}
 
 
 def joined(one: WorkTotals, other: WorkTotals) -> WorkTotals:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import io
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.accounts.leaderboard import DAYS_MAX, FRESH_S, ROWS
 from coordinator.cli.runs import write_report
 from coordinator.config import Settings
-from coordinator.database import statistics
+from coordinator.database import contributions, statistics, verdicts
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments, spending
 from coordinator.database.ledger.payments import Payment
 from shared.errors import BadRequest, NotFound
+from shared.protocol.base import ContributionState
 from tests.support.account_rows import add_contribution, add_run, join, newcomer
 from tests.support.virtual_clock import VirtualClock
 
@@ -120,6 +122,27 @@ async def test_a_machine_shows_the_pay_of_its_own_work_of_the_last_day(
     await day_of(database, mia, now)
     (machine,) = (await people.me(mia)).workers
     assert machine.day_micro == 8 + 4  # waiting work too; none refused, older, or of another
+
+
+async def test_the_pay_of_a_machine_is_of_now_though_its_day_is_remembered(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    mia, now = await join(people, "Mia"), clock.now()
+    assert [machine.day_micro for machine in (await people.me(mia)).workers] == [0]
+
+    def write(conn: Connection, state: ContributionState) -> None:
+        number = add_contribution(
+            conn, add_run(conn, state), mia.volunteer_id, "checking", 8, worker_id=mia.worker_id
+        )
+        row = contributions.by_id(conn, number)
+        verdicts.decide(conn, row, state, now=now)
+
+    states: tuple[ContributionState, ...] = ("accepted", "rejected", "superseded")
+    for state, day_micro in zip(states, (8, 8, 16), strict=True):
+        await database.write(partial(write, state=state))
+        await clock.advance(30.0)
+        (machine,) = (await people.me(mia)).workers
+        assert machine.day_micro == day_micro
 
 
 async def day_of(database: Database, mia: Principal, now: float) -> None:
