@@ -47,6 +47,7 @@ class OutcomeFacts(Facts, frozen=True, kw_only=True):
     machines: int = 0
     commonest: str = ""  # sentence that most of them have
     since: float | None = None
+    stuck: bool = False  # what failed is needed for the next version, and no machine tries it
 
 
 class PresenceFacts(Facts, frozen=True, kw_only=True):
@@ -200,14 +201,14 @@ def _merge_fails(facts: RunFacts) -> Standstill | None:
 def _fails(facts: RunFacts) -> Standstill | None:
     """Return the standstill of a run whose newest tasks all failed, or whose work was refused."""
     failed, refused = facts.failures, facts.refusals
-    if failed.count + refused.count < REPEATED:
+    if failed.count + refused.count < REPEATED and not failed.stuck:
         return None
-    if failed.count >= refused.count:
+    if failed.stuck or failed.count >= refused.count:
         machines = counted(failed.machines, "machine")
+        task_words = "task" if failed.count == 1 else counted(failed.count, "task")
         return Standstill(
             cause=Cause.FAILING,
-            message=f"its last {counted(failed.count, 'task')} failed, on {machines}: "
-            f"{failed.commonest}",
+            message=f"its last {task_words} failed, on {machines}: {failed.commonest}",
             todo="mend what the sentence names in the run file, and create the run anew; "
             "`coordinator task list` shows each failure",
             since=failed.since,

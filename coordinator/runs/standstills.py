@@ -76,8 +76,9 @@ class Standstills:
             pacing, is_due = about.pacing, self._due(conn, run).now
             if about.at_members:
                 keepers = {row.worker_id for row in member_rows.of_run(conn, run.id)}
-        failed, refused = run_facts.outcomes(conn, run, server.failures.get(run.id, ()), now)
         made_at, usual_s = run_facts.pace(conn, run)
+        bad = server.failures.get(run.id, ())
+        failed, refused = run_facts.outcomes(conn, run, bad, made_at, now)
         return RunFacts(
             name=run.name,
             state=run.state,

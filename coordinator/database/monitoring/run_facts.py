@@ -43,13 +43,15 @@ FAILURES_MAX = 500  # newest failures, of all runs
 REFUSALS_MAX = 20  # newest refusals of a run
 MACHINES_MAX, ACCEPTED_MAX = 1000, 1000
 GOOD = ("accepted", "merged", "superseded")
+LEARN = "learn"  # kind of a task that makes a version from the episodes of others
+STUCK_S = 30.0  # a learner's task that failed begins again within this time, or not at all
 
 _C, _F, _T, _W, _H, _K = (
     contributions.c, failures.c, tasks.c, workers.c, chunks.c, recomputes.c,
 )  # fmt: skip
 _NEWEST_FAILURES = sa.select(_F.id).order_by(_F.id.desc()).limit(FAILURES_MAX).subquery()
 _FAILURES = (
-    sa.select(_T.run_id, _F.worker_id, _F.message, _F.at)
+    sa.select(_T.run_id, _F.worker_id, _F.message, _F.at, _T.kind)
     .join(_NEWEST_FAILURES, _NEWEST_FAILURES.c.id == _F.id)
     .join(tasks, _T.id == _F.task_id)
     .where(_F.kind == "failure", _F.at >= sa.bindparam("since"))
@@ -88,9 +90,9 @@ _CHUNKS = (
     .order_by(_H.number.desc())
     .limit(BARREN_MIN)
 )
-_LEARNING = sa.select(sa.func.count()).where(
-    its(_T.run_id), _T.kind == "learn", one_of(_T.state, ("todo", "doing"))
-)
+_IS_LEARNING = sa.and_(its(_T.run_id), _T.kind == LEARN, one_of(_T.state, ("todo", "doing")))
+_LEARNING = sa.select(sa.func.count()).where(_IS_LEARNING)
+_LEARNERS = sa.select(_T.state, sa.func.max(_T.failures)).where(_IS_LEARNING).group_by(_T.state)
 _MACHINES = (
     sa.select(_W.id, _W.state, _W.last_seen_at, _W.hardware, _W.workloads)
     .where(_W.revoked_at.is_(None))
@@ -105,6 +107,7 @@ class Bad(msgspec.Struct, frozen=True):
     worker: str
     message: str
     at: float
+    task_kind: str = ""
 
 
 class Ability(msgspec.Struct, frozen=True):
@@ -130,8 +133,8 @@ def of_server(conn: sa.Connection, now: float) -> ServerFacts:
     """Return the facts that all runs share."""
     alive = [line for line in replicas.listing(conn) if now - line.beat_at <= SILENT_S]
     bad: dict[int, list[Bad]] = {}
-    for run_id, worker, message, at in conn.execute(_FAILURES, {"since": now - RECENT_S}):
-        bad.setdefault(int(run_id), []).append(Bad(worker, message, at))
+    for run_id, *failure in conn.execute(_FAILURES, {"since": now - RECENT_S}):
+        bad.setdefault(int(run_id), []).append(Bad(*failure))
     return ServerFacts(
         served_since=min((line.started_at for line in alive), default=None),
         closed=min((line.figures.closed for line in alive), default=""),
@@ -155,17 +158,32 @@ def _ability(workloads: str, hardware: str) -> tuple[frozenset[str], tuple[Devic
 
 
 def outcomes(
-    conn: sa.Connection, run: RunRow, bad: Sequence[Bad], now: float
+    conn: sa.Connection, run: RunRow, bad: Sequence[Bad], made_at: float | None, now: float
 ) -> tuple[OutcomeFacts, OutcomeFacts]:
-    """Return the failures and the refusals since the run's newest good contribution."""
+    """Return the failures and the refusals since the run's newest good contribution; failures of a
+    learner, which the episodes of others do not make good, since its newest version.
+    """
     key = {"its_run_id": run.id}
     good = max(conn.execute(query, key).scalar() or 0.0 for query in _NEWEST_GOOD.values())
     since = max(now - RECENT_S, run.state_since or 0.0)
     refused = [Bad(*row) for row in conn.execute(_REFUSALS, key)][::-1]
+    version_at = max(since, made_at or 0.0)
+    failed = [
+        row for row in bad if row.at > (version_at if row.task_kind == LEARN else max(good, since))
+    ]
+    of_learners = [row.at for row in failed if row.task_kind == LEARN]
+    stuck = bool(of_learners) and now - of_learners[-1] >= STUCK_S and _is_stuck(conn, run)
     return (
-        _outcome([row for row in bad if row.at > good and row.at >= since]),
+        msgspec.structs.replace(_outcome(failed), stuck=stuck),
         _outcome([row for row in refused if row.at > good and row.at >= since]),
     )
+
+
+def _is_stuck(conn: sa.Connection, run: RunRow) -> bool:
+    """Return True if a learner's task has failed and no machine tries one."""
+    rows = conn.execute(_LEARNERS, {"its_run_id": run.id}).all()
+    failed_tasks = {str(state): int(count) for state, count in rows}
+    return failed_tasks.get("todo", 0) > 0 and "doing" not in failed_tasks
 
 
 def _outcome(bad: Sequence[Bad]) -> OutcomeFacts:

@@ -117,6 +117,15 @@ def test_a_run_that_paused_itself_is_told_as_a_fault() -> None:
     assert rules.HANDLING[Cause.PAUSED].patience_s is None
 
 
+def test_one_failure_that_nobody_tries_again_is_named() -> None:
+    once = replace(BAD, count=1, machines=1, commonest="the loss is no longer a number")
+    assert cause(failures=once) is None
+    answer = standstill(replace(WELL, failures=replace(once, stuck=True)))
+    assert answer is not None
+    assert answer.cause == Cause.FAILING
+    assert "its last task failed, on 1 machine: the loss is no longer" in answer.message
+
+
 def test_what_happens_more_often_is_named() -> None:
     two, four = replace(BAD, count=2), replace(BAD, count=4)
     assert cause(failures=two) is None
