@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shared.decoding import decode
+from shared.decoding import complaint, decode
 from shared.errors import BadRequest, TooLarge, UpgradeRequired
 from shared.protocol.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX
 
@@ -153,8 +153,10 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         raise BadRequest(f"the body is not UTF-8 (byte {error.start})") from error
     except RecursionError as error:
         raise BadRequest(f"the JSON is nested deeper than {JSON_DEPTH_MAX} levels") from error
+    except msgspec.ValidationError as error:
+        raise BadRequest(complaint(error, "the body", kind)) from error
     except msgspec.MsgspecError as error:
-        raise BadRequest(f"the JSON does not match the schema: {error}") from error
+        raise BadRequest(f"the body is not JSON: {error}") from error
     _check_depth(body)
     if _NUL.search(body) is not None:
         raise BadRequest("the JSON holds the character NUL, which is not allowed")

@@ -37,6 +37,8 @@ _KINDS = {  # msgspec's names of types, and the names for people
     **dict.fromkeys(("date", "datetime", "time"), Sentence("a date without quotation marks")),
 }
 _CHOICE = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
+_FORM = re.compile(r"Expected `str` matching regex '(.*)'", re.DOTALL)
+_FIELD = re.compile(r"Object (missing required|contains unknown) field `([^`]*)`")
 _TYPE = r"`([a-z]+(?: \| [a-z]+)*)`"
 _EXPECTED = re.compile(
     rf"Expected {_TYPE}(?:( of length)? (>=|<=|>|<) ([-+0-9.e]+))?(?:, got {_TYPE})?"
@@ -121,7 +123,7 @@ def choices(kind: object, key: str) -> tuple[str, ...]:
     from msgspec.inspect import type_info
 
     infos: list[object] = [type_info(kind)]
-    for name in ("", *re.findall(r"[^.\[\]]+", key)):
+    for name in ("", *re.findall(r"\[[^\]]*\]|[^.\[\]]+", key)):
         inner = [part for one in infos for part in _inside(one, name)] if name else infos
         bare = [getattr(part, "type", part) for part in inner]  # the part without its bounds
         infos = [one for part in bare for one in getattr(part, "types", (part,))]
@@ -129,12 +131,12 @@ def choices(kind: object, key: str) -> tuple[str, ...]:
 
 
 def _inside(kind: object, name: str) -> Iterator[object]:
-    """Yield the type of a struct's field, or of a list's or table's items."""
+    """Yield the type of a struct's field, or of the items `[...]` of a list or table."""
     for field in getattr(kind, "fields", ()):
         if field.encode_name == name:
             yield field.type
     for part in ("item_type", "value_type"):
-        if hasattr(kind, part):
+        if name.startswith("[") and hasattr(kind, part):
             yield getattr(kind, part)
 
 
@@ -143,6 +145,12 @@ def in_words(problem: str, right: Sequence[str] = ()) -> Sentence:
     wrong = _CHOICE.fullmatch(problem)
     if wrong is not None:
         return _no_choice(wrong[1], right)
+    if field := _FIELD.fullmatch(problem):
+        if field[1] == "missing required":
+            return Sentence('"{name}" is missing', name=field[2])
+        return Sentence('nothing here is called "{name}"', name=field[2])
+    if form := _FORM.fullmatch(problem):
+        return Sentence("expected a text of the form {pattern}", pattern=form[1])
     match = _EXPECTED.fullmatch(problem)
     if match is None:
         return of(problem.replace("Expected ", "expected ", 1))

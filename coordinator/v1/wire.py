@@ -24,7 +24,7 @@ from coordinator.request_body import (
     read_body,
     until_gone,
 )
-from shared.decoding import convert, in_words
+from shared.decoding import choices, convert, in_words
 from shared.errors import (
     BadRequest,
     InsufficientQuota,
@@ -52,7 +52,11 @@ FOR_PAGES = (
 )
 
 _FIELD = re.compile(r"unknown field `([^`]*)`|missing required field `([^`]*)`")
-_PLACE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$\.?([^`]*?)(?:\[[^\]`]*\])?`)?", re.DOTALL)
+_PLACE = re.compile(
+    r"(?P<failure>.*?)"
+    r"(?: - at (?P<key>`key` in )?`\$\.?(?P<path>(?P<place>[^`]*?)(?:\[[^\]`]*\])?)`)?",
+    re.DOTALL,
+)
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -74,10 +78,10 @@ async def read(scope: Scope, receive: Receive, kind: type[T]) -> T:
             fields["prompt"] = _prompts(fields["prompt"])
         return convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise _wrong(error) from error
+        raise _wrong(error, kind) from error
     except BadRequest as error:
         if isinstance(error.__cause__, msgspec.ValidationError):
-            raise _wrong(error.__cause__) from error
+            raise _wrong(error.__cause__, kind) from error
         raise
 
 
@@ -125,17 +129,19 @@ def _same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _wrong(error: msgspec.ValidationError) -> InvalidField:
+def _wrong(error: msgspec.ValidationError, kind: object) -> InvalidField:
     """Return the refusal of a field that is not supported or not valid."""
     match = _PLACE.fullmatch(str(error))
-    failure, place = (match[1], match[2] or "") if match else (str(error), "")
+    failure, place = (match["failure"], match["place"] or "") if match else (str(error), "")
     if named := _FIELD.search(failure):
         field = named[1] or named[2]
         path = (f"{place}.{field}" if place else field)[:80]
         problem = "not supported here" if named[1] else "missing"
         return InvalidField(f'the field "{path}" is {problem}', path)
-    sentence = in_words(failure).replace("`", "")
-    return InvalidField(f"{place or 'the body'}: {sentence}", place or "body")
+    right = choices(kind, match["path"] or "") if match else ()
+    sentence = in_words(failure, right).replace("`", "")
+    subject = f"a key of {place}" if match and match["key"] else place or "the body"
+    return InvalidField(f"{subject}: {sentence}", place or "body")
 
 
 def refusal(error: VolunteerError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:

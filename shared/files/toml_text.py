@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 
 from shared.errors import why
 from shared.sentences import Sentence, of
@@ -13,7 +14,45 @@ DEEP_MAX = 32  # depth of tables and lists inside each other
 
 _SPELLED = re.compile(r"[^=]*=\s*(True|False|TRUE|FALSE|yes|no|on|off|None|null)\s*(#.*)?")
 _UNQUOTED = re.compile(r"[^=]*=\s*([A-Za-z][\w ./-]*?)\s*(#.*)?")
-_AT_LINE = re.compile(r"(?P<complaint>.*) \(at line (?P<line>\d+), column \d+\)", re.DOTALL)
+_CURLY = re.compile(r"[^=]*=\s*[“”„‘’«»].*")
+_COMMA = re.compile(r"[^=]*=\s*(-?\d+),(\d+)\s*(#.*)?")
+_POINT_FIRST = re.compile(r"[^=]*=\s*(-?)(\.\d+)\s*(#.*)?")
+_AT_LINE = re.compile(
+    r"(?P<complaint>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)",
+    re.DOTALL,
+)
+_LONG = re.compile(r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'', re.DOTALL)  # texts of several lines
+_CLOSED = re.compile(r""" "(?:\\.|[^"\\])*" | '[^']*' | \#.* """, re.VERBOSE)  # texts, a comment
+# Complaints of the parser, by their beginnings; a later line may be the one that they name.
+_OPEN: Mapping[str, Sentence] = {
+    **dict.fromkeys(
+        (
+            *(
+                f"{words} character '\\{end}'"
+                for words in ("Illegal", "Found invalid")
+                for end in "nr"
+            ),
+            "Unterminated string",
+            "Expected \"'",
+        ),
+        Sentence("a text has no closing quotation mark"),
+    ),
+    "Unclosed array": Sentence("a list has no closing bracket ]"),
+    "Unclosed inline table": Sentence("a table in braces stands on one line and ends with }"),
+}
+_COMPLAINTS: Mapping[str, Sentence] = {
+    **_OPEN,
+    "Expected ']": Sentence("the name of the table has no closing bracket ]"),
+    "Expected '=' after a key": Sentence("a key is followed by = and a value"),
+    **dict.fromkeys(
+        ("Unescaped '\\'", "Invalid hex value"),
+        Sentence("a text with backslashes stands in single quotes: 'C:\\data'"),
+    ),
+    "Cannot declare": Sentence("this table is there twice"),
+    "Cannot overwrite a value": Sentence("a key is given twice"),
+    "Invalid statement": Sentence("a line is key = value or [table]"),
+    "Invalid value": Sentence("the value is no number, text in quotes, true, false, date or list"),
+}
 
 
 def fault(text: str, error: Exception) -> Sentence:
@@ -24,16 +63,42 @@ def fault(text: str, error: Exception) -> Sentence:
         return of(why(error))
     if not isinstance(error, tomllib.TOMLDecodeError):
         return Sentence("it holds a number that is too large")  # thousands of digits
-    place = _AT_LINE.fullmatch(str(error))
-    lines = text.splitlines()
-    if place is None or int(place["line"]) > len(lines):
+    place, lines = _AT_LINE.fullmatch(str(error)), text.splitlines()
+    if place is None:
         return of(escaped(error, 200))
-    reason = _reason(text, lines[int(place["line"]) - 1].strip(), place["complaint"])
-    return Sentence("line {line}: {reason}", line=int(place["line"]), reason=reason)
+    named = int(place["line"] or len(lines))
+    number = _opening(text, named, place["complaint"]) or named
+    if not 0 < number <= len(lines):
+        return of(escaped(error, 200))
+    rest = lines[number - 1][int(place["column"] or 1) - 1 :].strip()
+    reason = _reason(text, lines[number - 1].strip(), place["complaint"], rest)
+    return Sentence("line {line}: {reason}", line=number, reason=reason)
 
 
-def _reason(text: str, line: str, complaint: str) -> Sentence:
-    """Return the fault of a line: the form of another language, or the parser's complaint."""
+def _opening(text: str, named: int, complaint: str) -> int:
+    """Return the number of the line, at most `named`, whose text or list is not closed; 0 for other
+    complaints.
+    """
+    if not complaint.startswith(tuple(_OPEN)):
+        return 0
+    lines = _LONG.sub(lambda long: "\n" * long[0].count("\n"), text).splitlines()[:named]
+    if complaint.startswith("Unclosed"):
+        numbers = [number for number, line in enumerate(lines, 1) if _unclosed(line)]
+        return numbers[-1] if numbers else 0
+    quoted = enumerate((_CLOSED.sub("", line) for line in lines), 1)
+    return next((number for number, line in quoted if {"'", '"'} & {*line}), 0)
+
+
+def _unclosed(line: str) -> bool:
+    """Return True if a line opens more brackets than it closes."""
+    signs = _CLOSED.sub("", line).partition("=")[2]
+    return any(signs.count(pair[0]) > signs.count(pair[1]) for pair in ("[]", "{}"))
+
+
+def _reason(text: str, line: str, complaint: str, rest: str) -> Sentence:
+    """Return the fault of a line: the form of another language, or the parser's complaint about
+    the `rest` of the line.
+    """
     language = "JSON" if text.lstrip("\ufeff \t\r\n").startswith("{") else ""
     if re.match(r"(---|[\w-]+:(\s|$)|- )", line):
         language = language or "YAML"
@@ -46,6 +111,19 @@ def _reason(text: str, line: str, complaint: str) -> Sentence:
         return Sentence("{word} is written true or false in TOML, in small letters", word=word[1])
     if word := _UNQUOTED.fullmatch(line):
         return Sentence('a text stands in quotes: "{text}"', text=word[1])
-    if complaint == "Cannot overwrite a value":
-        return Sentence("a key is given twice")
+    if _CURLY.fullmatch(line):
+        return Sentence('quotation marks are straight in TOML: "')
+    if digits := _COMMA.fullmatch(line):
+        number = f"{digits[1]}.{digits[2]}"
+        return Sentence("a number has a point, not a comma: {number}", number=number)
+    if digits := _POINT_FIRST.fullmatch(line):
+        number = f"{digits[1]}0{digits[2]}"
+        return Sentence("a number begins with a digit: {number}", number=number)
+    if re.fullmatch(r"[^=#]*=\s*(#.*)?", line):
+        return Sentence("the value is missing")
+    for beginning, sentence in _COMPLAINTS.items():
+        if complaint.startswith(beginning):
+            return sentence
+    if complaint.startswith("Expected newline"):
+        return Sentence("the line should end before {rest}", rest=escaped(rest, 40))
     return Sentence("the form is not TOML's: {complaint}", complaint=escaped(complaint, 200))

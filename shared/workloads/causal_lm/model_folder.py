@@ -29,6 +29,8 @@ from shared.workloads.causal_lm.architectures import OWN, Shape, read_shape
 from shared.workloads.data.tokenizer import check_size
 
 SETTINGS, INDEX, TOKENIZER = "config.json", "model.safetensors.index.json", "tokenizer.json"
+# Beginning of a complaint about settings, which names no folder.
+_PLACE = re.compile(rf"(\[?{re.escape(architectures.TABLE)}\]?:? |{re.escape(SETTINGS)}: )")
 FILES_MAX = 256
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\.safetensors")
 SETTINGS_MAX, INDEX_MAX = 1 << 20, 16 << 20  # bytes
@@ -128,7 +130,13 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, ChunkRef]]:
 
     Raises InvalidRunFile if the model cannot be trained here.
     """
-    shape = shape_of(settings_in(folder))
+    settings = settings_in(folder)
+    try:
+        shape = shape_of(settings)
+    except InvalidRunFile as error:
+        # the settings are of this file, not of the run file's table of the same keys
+        reason = _PLACE.sub("", error.message, count=1)
+        raise InvalidRunFile(f"{folder / SETTINGS}: {reason}") from error
     names = _shards(folder)
     file_of: dict[str, str] = {}
     for name in names:

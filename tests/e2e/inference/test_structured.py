@@ -120,7 +120,7 @@ async def _refused(client: openai.AsyncOpenAI, wish: dict[str, Any]) -> None:
             "messages",
             "no option of a chat template",
         ),
-        ({"tools": [TOOLS[0] | {"type": "web_search"}]}, "tools", "not one of its values"),
+        ({"tools": [TOOLS[0] | {"type": "web_search"}]}, "tools", 'is not one of "function"'),
     ]
     for more, param, words in refusals:
         with pytest.raises(openai.BadRequestError, match=words) as error:

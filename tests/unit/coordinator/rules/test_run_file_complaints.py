@@ -26,7 +26,7 @@ class Plan(msgspec.Struct):
     [
         ({"quorum": 0}, "[plan] quorum: expected a whole number of at least 1"),
         ({"quorum": "x"}, "[plan] quorum: expected a whole number, not a text"),
-        ({}, "[plan]: Object missing required field quorum"),
+        ({}, '[plan]: "quorum" is missing'),
     ],
 )
 def test_a_wrong_value_is_named_as_people_write_it(value: object, says: str) -> None:

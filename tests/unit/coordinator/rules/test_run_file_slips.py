@@ -38,7 +38,7 @@ SLIPS = [
     (GOOD + "[stop]\nversion = 3\n", "line 11", '"versions"'),
     (GOOD + "[stop]\nversions = '3'\n", "line 11", "whole number"),
     (GOOD + "[stop]\ndate = 'tomorrow'\n", "line 11", "2027-01-31"),
-    (GOOD + "[stop\nversions = 3\n", "line 10", "TOML"),
+    (GOOD + "[stop\nversions = 3\n", "line 10", "has no closing bracket ]"),
     (GOOD + "[train]\nseed = 3\n", "line 10", "twice"),
     (GOOD + "[evaluation]\ngates = true\n", "line 11", '"gate"'),
     (GOOD + "[validation]\nnorm = 3\n", "line 11", '"norm_limit"'),
@@ -81,7 +81,7 @@ SLIPS = [
             ("grad_clip = 1", "[train] clip_norm"),
             ("lr = '1e-3'", "number"),
             ("lr = -1", "lr"),
-            ("lr = 1e-3,", "TOML"),
+            ("lr = 1e-3,", "should end before ,"),
         ]
     ),
     *(
