@@ -413,7 +413,7 @@ def test_nobody_is_sent_to_a_name_that_the_project_does_not_own() -> None:
 def test_what_the_workload_of_the_page_imports_exists() -> None:
     """Its own tests build a wheel and are slow; a renamed class is seen here at once."""
     page = _text(ROOT / "docs" / "workload.md")
-    found = re.findall(r"^ *from (shared[\w.]*) import (.+)$", page, re.MULTILINE)
+    found = re.findall(r"^ *from (volunteer[.]workload) import (.+)$", page, re.MULTILINE)
     names = [f"{module}.{name}" for module, given in found for name in given.split(", ")]
     assert names
     for name in names:

@@ -4,6 +4,7 @@ package of its own.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from torch import Tensor
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import (
     Data,
+    DatasetWanted,
     Job,
     Result,
     TaskKind,
@@ -138,10 +140,25 @@ def rollouts(place: Place) -> Subject:
     )
 
 
-def sketch(place: Place) -> Subject:
+def cnn(place: Place) -> Subject:
     sys.path.insert(0, str(example_workload.install(place.path)))
-    data = place.images()
-    return Subject(load("sketch"), {"code": 8}, data, data.heldout())
+    digits = example_workload.write_digits(place.path / "digits", 400)
+
+    def put(blob: bytes) -> str:
+        name = hashlib.sha256(blob).hexdigest()
+        (place.path / name).write_bytes(blob)
+        return name
+
+    workload = load("cnn")
+    request = DatasetWanted(name="digits", sources=(digits,), heldout_share=0.1)
+    data = tiny_gpt.Folder(workload.dataset(request, put, pytest.fail), place.path)
+    return Subject(workload, {"width": 8}, data, data.heldout())
+
+
+def writer(place: Place) -> Subject:
+    sys.path.insert(0, str(example_workload.install(place.path)))
+    data = tiny_gpt.sums(place.path)
+    return Subject(load("writer"), {"n_layer": 1}, data, data.heldout())
 
 
 def _causal(model: Mapping[str, Any]) -> Callable[[Place], Subject]:
@@ -160,7 +177,9 @@ def chat(place: Place) -> Subject:
 
 LORA = {"rank": 4, "dropout": 0.1}
 SUBJECTS: dict[str, Callable[[Place], Subject]] = {
-    **{made.__name__: made for made in (gpt, gpt_llama, dcgan, gomoku, rollouts, sketch, chat)},
+    **{
+        made.__name__: made for made in (gpt, gpt_llama, dcgan, gomoku, rollouts, cnn, writer, chat)
+    },
     "llama-head": _causal(tiny_causal.table(tiny_causal.LLAMA, train="head")),
     **{kind: _causal(tiny_causal.table(shape)) for kind, shape in tiny_causal.SHAPES.items()},
     **{
@@ -174,6 +193,7 @@ QUICK = ("llama", "qwen3", "gpt2", "qwen2-lora", "gpt2-lora")  # of the architec
 def _subjects() -> Iterator[ParameterSet]:
     for name in SUBJECTS:
         slow = name.removesuffix("-lora") in tiny_causal.SHAPES and name not in QUICK
+        slow |= name == "writer"  # the library's trainer takes long to import
         yield pytest.param(name, marks=pytest.mark.slow if slow else ())
 
 
@@ -233,7 +253,13 @@ def test_it_says_what_it_is(subject: Subject) -> None:
     workload = subject.workload
     assert workload.name.replace("-", "_").isidentifier()
     assert workload.version >= 1
-    assert set(workload.dataset_kinds) <= {"tokens", "chat-tokens", "images", "problems"}
+    assert set(workload.dataset_kinds) <= {
+        "tokens",
+        "chat-tokens",
+        "images",
+        "problems",
+        "samples",
+    }
     declaration = workload.declaration
     assert declaration.output in get_args(Output)
     assert declaration.taught_by in get_args(Teaching)

@@ -18,6 +18,7 @@ from shared.sentences import Sentence
 from volunteer.cli import exit_codes, manage, prompt_commands
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
 from volunteer.cli.json_output import print_json, print_table
+from volunteer.cli.workload_commands import workload
 from volunteer.i18n.catalogue import _, shown
 
 if TYPE_CHECKING:
@@ -326,6 +327,7 @@ def play(
     return begin(_directories(profile), match)
 
 
+app.command(workload)
 manage.add_to(app)
 prompt_commands.add_to(app)
 app.register_install_completion_command()
@@ -335,7 +337,7 @@ GROUPS = {
     "Watch": ("status", "runs", "logs", "settings"),
     "Steer": ("pause", "resume", "finish", "stop"),
     "Use what you earned": ("generate", "chat", "play", "key", "usage", "give", "receipts"),
-    "Look after": ("name", "update", "leave", "uninstall"),
+    "Look after": ("name", "update", "leave", "uninstall", "workload"),
 }
 group(app, GROUPS)
 

@@ -34,6 +34,17 @@ def windows_of(manifest: DatasetManifest, block_size: int, *, last: bool = False
     return [max(0, (chunk.items - 1 + more) // block_size) for chunk in manifest.chunks]
 
 
+def check_lengths(manifest: DatasetManifest, block_size: int) -> None:
+    """Raise InvalidRunFile if a part of a text dataset has no whole window."""
+    for chunks, use in ((manifest.chunks, "train on"), (manifest.heldout, "hold out")):
+        longest = max((chunk.items for chunk in chunks), default=block_size + 1)
+        if longest <= block_size:
+            raise InvalidRunFile(
+                f'the dataset "{manifest.name}" has no more than {longest} tokens in one piece to'
+                f" {use}: [model] block_size must be at most {longest - 1}, or add more text"
+            )
+
+
 class Windows:
     """Windows (chunk, number) of texts: window s is tokens [s T, s T + T], T inputs and T
     targets.

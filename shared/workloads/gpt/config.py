@@ -21,6 +21,7 @@ from shared.errors import InvalidRunFile
 from shared.settings import Table
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import DatasetManifest
+from shared.workloads.data.windows import check_lengths
 
 # Default sizes for datasets with fewer tokens than this: layers, heads, width.
 _SIZES = ((3_000_000, (4, 4, 128)), (30_000_000, (6, 6, 192)))
@@ -109,13 +110,7 @@ def config_for(raw: Mapping[str, object], manifest: DatasetManifest | None) -> G
             f"[model] vocab_size {config.vocab_size} is below the {vocab} tokens of the dataset"
             f' "{manifest.name}": leave it out'
         )
-    for chunks, use in ((manifest.chunks, "train on"), (manifest.heldout, "hold out")):
-        longest = max((chunk.items for chunk in chunks), default=config.block_size + 1)
-        if longest <= config.block_size:
-            raise InvalidRunFile(
-                f'the dataset "{manifest.name}" has no more than {longest} tokens in one piece to'
-                f" {use}: [model] block_size must be at most {longest - 1}, or add more text"
-            )
+    check_lengths(manifest, config.block_size)
     return config
 
 

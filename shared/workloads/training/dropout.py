@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_STEP = -7046029254386353131  # 2^64 / golden ratio, as a signed number
+STEP = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 _FIRST, _SECOND = -4658895280553007687, -7723592293110705685
 _LANES = 4
 _RANGE = 1 << 16
-_MASK = (1 << 64) - 1
+WORD_MASK = (1 << 64) - 1
 
 
 def sample_keys(seed: int, step: int, first: int, count: int) -> Tensor:
     """Return the keys (count,) of samples `first`, `first` + 1, ... of a step, int64 on the CPU."""
     numbers = np.arange(first, first + count, dtype=np.uint64)
-    start = np.uint64((seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03) & _MASK)
+    start = np.uint64((seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03) & WORD_MASK)
     with np.errstate(over="ignore"):
         keys = start + numbers * np.uint64(0x8CB92BA72F3D8DD7)
-    return _mixed(torch.from_numpy(keys.view(np.int64)))
+    return mixed(torch.from_numpy(keys.view(np.int64)))
 
 
 class SampleKeys:
@@ -47,7 +47,7 @@ class SampleDropout(nn.Module):
         self._cut = round(p * _RANGE)
         self._scale = _RANGE / max(1, _RANGE - self._cut)
         self._keys = keys
-        self._place = (place * 0x9E3779B97F4A7C15 & _MASK) - (1 << 63)
+        self._place = (place * 0x9E3779B97F4A7C15 & WORD_MASK) - (1 << 63)
         self._counter = torch.zeros(0, dtype=torch.int64)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,14 +57,14 @@ class SampleDropout(nn.Module):
         size = x[0].numel()
         words = -(-size // _LANES)
         if len(self._counter) != words or self._counter.device != x.device:
-            self._counter = torch.arange(words, device=x.device) * _STEP
-        drawn = _mixed(self._counter + (keys + self._place)[:, None])
+            self._counter = torch.arange(words, device=x.device) * STEP
+        drawn = mixed(self._counter + (keys + self._place)[:, None])
         lanes = drawn.view(torch.int16)[:, :size].view(x.shape)
         mask = lanes >= self._cut - (_RANGE >> 1)
         return x * mask.to(x.dtype).mul_(self._scale)
 
 
-def _mixed(value: Tensor) -> Tensor:
+def mixed(value: Tensor) -> Tensor:
     """Mix 64-bit words in place; shifts are arithmetic on every device."""
     value ^= value >> 30
     value *= _FIRST

@@ -18,9 +18,18 @@ _STD = 0.02
 
 def normal(name: str, seed: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Return standard normal float32, from a stream of its own for each name (Philox 4x64-10)."""
+    return _generator(name, seed).standard_normal(shape, np.float32)
+
+
+def uniform(name: str, seed: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Return float32 in [0, 1), from a stream of its own for each name."""
+    return _generator(name, seed).random(shape, np.float32)
+
+
+def _generator(name: str, seed: int) -> np.random.Generator:
     stream = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     key = np.array([seed & ((1 << 64) - 1), stream], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key)).standard_normal(shape, np.float32)
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 def transformer(

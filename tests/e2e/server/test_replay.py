@@ -58,7 +58,7 @@ BRIEF = ("gpt async-sgd", "dcgan fedavg")
 
 
 def test_the_registries_name_nothing_that_is_not_replayed_here() -> None:
-    assert set(RUNS) == set(installed()) - {"sketch"}
+    assert set(RUNS) == set(installed()) - {"cnn", "writer"}
 
 
 def cells() -> Iterator[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""The workload of docs/workload.md: its files from the page, built as a wheel and installed."""
+"""The workloads of docs/workload.md: their files from the page, built as a wheel and installed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import re
 import zipfile
 from pathlib import Path
 
+import numpy as np
 from hatchling.build import build_wheel
 
+from shared.workloads.data.image_files import write_png
+from shared.workloads.data.image_sources import digit_pictures
 from tests.support.sources import ROOT
 
 PAGE = ROOT / "docs" / "workload.md"
@@ -36,3 +39,12 @@ def install(path: Path) -> Path:
     with zipfile.ZipFile(path / wheel) as archive:
         archive.extractall(site)
     return site
+
+
+def write_digits(path: Path, count: int) -> Path:
+    """Pictures of digits in folders by digit."""
+    for number, picture in zip(range(count), digit_pictures(), strict=False):
+        folder = path / picture.label
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.png").write_bytes(write_png(np.asarray(picture.pixels)))
+    return path

@@ -1,0 +1,239 @@
+"""Random numbers of torch, fixed by seeds below the operators that draw them.
+
+Dropout, noise and initial weights are the same on every device, and those of a sample the same for
+any micro-batch, whatever the author's code calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shared.errors import InvalidRunFile
+from shared.workloads.training import seeded_random
+from shared.workloads.training.dropout import STEP, WORD_MASK, mixed, sample_keys
+
+_BITS = 24  # random bits of a float32
+_UNIT = 2.0**-_BITS
+_LOW = (1 << _BITS) - 1
+_OF_STEP = (1 << 62) + 1  # number that stands for all samples of a step
+_TURN = 6.283185307179586
+
+Arguments = Mapping[str, Any]
+aten = torch.ops.aten
+
+
+class AttentionDropout(InvalidRunFile):
+    """A fused attention draws its dropout itself; the plain one does not."""
+
+
+class RandomSource(Protocol):
+    """Source of float32 random numbers."""
+
+    def uniform(self, shape: Sequence[int], device: torch.device) -> Tensor: ...
+
+    def normal(self, shape: Sequence[int], device: torch.device) -> Tensor: ...
+
+
+class InitialDraws:
+    """Draws of a model's first weights, exact on every machine."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._place = 0
+
+    def uniform(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        return torch.from_numpy(seeded_random.uniform(self._name(), self._seed, (*shape,)))
+
+    def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        return torch.from_numpy(seeded_random.normal(self._name(), self._seed, (*shape,)))
+
+    def _name(self) -> str:
+        self._place += 1
+        return f"initial/{self._place}"
+
+
+class SampleDraws:
+    """Draws of samples `first`, `first` + 1, ... of a step: the rows of a tensor belong to the
+    samples if it has as many or a multiple, else to the step.
+    """
+
+    def __init__(self, seed: int, step: int, first: int, count: int) -> None:
+        self._count = count
+        self._keys = sample_keys(seed, step, first, count)
+        self._key = sample_keys(seed, step, _OF_STEP, 1)
+        self._place = 0
+
+    def uniform(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        words = self._words(shape, device)
+        return ((words >> 4) & _LOW).float().mul_(_UNIT)
+
+    def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        words = self._words(shape, device)
+        radius = ((words >> 4) & _LOW).float().add_(1).mul_(_UNIT).log_().mul_(-2).sqrt_()
+        return radius * ((words >> 30) & _LOW).float().mul_(_UNIT * _TURN).cos_()
+
+    def _words(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """Return a word of 64 bits for each element."""
+        self._place += 1
+        of_samples = bool(shape) and shape[0] > 0 and shape[0] % self._count == 0
+        keys = (self._keys if of_samples else self._key).to(device)
+        place = (self._place * 0xD1B54A32D192ED03 & WORD_MASK) - (1 << 63)
+        total = torch.Size(shape).numel()
+        counter = torch.arange(total // len(keys), device=device) * STEP
+        return mixed(counter + mixed(keys + place)[:, None]).view(*shape)
+
+
+class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Context manager: operators that draw random numbers take them from `draws`."""
+
+    def __init__(self, draws: RandomSource) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._draws = draws
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Arguments | None = None,
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        parameters = func._schema.arguments
+        named: dict[str, Any] = {p.name: p.default_value for p in parameters}
+        named |= dict(zip((p.name for p in parameters), args, strict=False))
+        named |= kwargs or {}
+        operator = _OPERATORS.get(func.overloadpacket)
+        if operator is not None:
+            return operator(self._draws, named)
+        if "attention" in func._schema.name:
+            if not named.get("dropout_p"):
+                return func(*args, **(kwargs or {}))
+            raise AttentionDropout("dropout within a fused attention: set it to 0")
+        raise InvalidRunFile(
+            f"{func._schema.name} draws random numbers that differ from machine to machine: use"
+            " torch.rand, torch.randn, torch.randint or dropout"
+        )
+
+
+def _fill(target: Tensor, value: Tensor) -> Tensor:
+    filled: Tensor = target.copy_(value.view(target.shape))
+    return filled
+
+
+def _uniform_(draws: RandomSource, named: Arguments) -> Tensor:
+    target, low, high = named["self"], named["from"], named["to"]
+    return _fill(target, draws.uniform(target.shape, target.device) * (high - low) + low)
+
+
+def _normal_(draws: RandomSource, named: Arguments) -> Tensor:
+    target = named["self"]
+    drawn = draws.normal(target.shape, target.device)
+    return _fill(target, drawn * named["std"] + named["mean"])
+
+
+def _normal(draws: RandomSource, named: Arguments) -> Tensor:
+    mean, std = named["mean"], named["std"]
+    shape = named.get("size") or (torch.as_tensor(mean) + torch.as_tensor(std)).shape
+    device = next((v.device for v in (mean, std) if isinstance(v, Tensor)), torch.device("cpu"))
+    drawn: Tensor = draws.normal(shape, named.get("device") or device) * std + mean
+    return drawn
+
+
+def _bernoulli_(draws: RandomSource, named: Arguments) -> Tensor:
+    target = named["self"]
+    return _fill(target, (draws.uniform(target.shape, target.device) < named["p"]).to(target.dtype))
+
+
+def _bernoulli(draws: RandomSource, named: Arguments) -> Tensor:
+    target = named["self"]
+    drawn: Tensor = draws.uniform(target.shape, target.device) < named.get("p", target)
+    return drawn.to(target.dtype)
+
+
+def _dropout(draws: RandomSource, named: Arguments) -> tuple[Tensor, Tensor]:
+    value, share = named["input"], named["p"]
+    mask = draws.uniform(value.shape, value.device) >= share
+    if named["train"] is False:
+        return value.clone(), torch.ones_like(mask)
+    return value * mask / max(1 - share, _UNIT), mask
+
+
+def _device_of(named: Arguments) -> torch.device:
+    like = named.get("self")
+    default = like.device if isinstance(like, Tensor) else torch.device("cpu")
+    return torch.device(named.get("device") or default)
+
+
+def _shape_of(named: Arguments) -> Sequence[int]:
+    shape: Sequence[int] = named["size"] if "size" in named else named["self"].shape
+    return shape
+
+
+def _cast(value: Tensor, named: Arguments) -> Tensor:
+    like = named.get("self")
+    default = like.dtype if isinstance(like, Tensor) else torch.get_default_dtype()
+    return value.to(named.get("dtype") or default)
+
+
+def _integer(named: Arguments) -> torch.dtype:
+    dtype, like = named.get("dtype"), named.get("self")
+    if isinstance(dtype, torch.dtype):  # by default the schema's number of a type
+        return dtype
+    return like.dtype if isinstance(like, Tensor) else torch.int64
+
+
+def _rand(draws: RandomSource, named: Arguments) -> Tensor:
+    return _cast(draws.uniform(_shape_of(named), _device_of(named)), named)
+
+
+def _randn(draws: RandomSource, named: Arguments) -> Tensor:
+    return _cast(draws.normal(_shape_of(named), _device_of(named)), named)
+
+
+def _randint(draws: RandomSource, named: Arguments) -> Tensor:
+    low, high = named.get("low", 0), named["high"]
+    drawn: Tensor = draws.uniform(_shape_of(named), _device_of(named)).double() * (high - low) + low
+    return drawn.floor().to(_integer(named))
+
+
+def _random_(draws: RandomSource, named: Arguments) -> Tensor:
+    target, low = named["self"], named.get("from", 0)
+    high = named.get("to") or low + (1 << _BITS)
+    drawn = draws.uniform(target.shape, target.device).double() * (high - low) + low
+    return _fill(target, drawn.floor())
+
+
+def _randperm(draws: RandomSource, named: Arguments) -> Tensor:
+    drawn = draws.uniform((named["n"],), _device_of(named))
+    return drawn.argsort(stable=True).to(_integer(named))
+
+
+def _exponential_(draws: RandomSource, named: Arguments) -> Tensor:
+    target = named["self"]
+    drawn = draws.uniform(target.shape, target.device)
+    return _fill(target, drawn.neg_().log1p_().neg_().div_(named["lambd"]))
+
+
+_OPERATORS: Mapping[object, Callable[[RandomSource, Arguments], object]] = {
+    aten.uniform_: _uniform_,
+    aten.normal_: _normal_,
+    aten.normal: _normal,
+    aten.bernoulli_: _bernoulli_,
+    aten.bernoulli: _bernoulli,
+    aten.native_dropout: _dropout,
+    aten.rand: _rand,
+    aten.rand_like: _rand,
+    aten.randn: _randn,
+    aten.randn_like: _randn,
+    aten.randint: _randint,
+    aten.randint_like: _randint,
+    aten.random_: _random_,
+    aten.randperm: _randperm,
+    aten.exponential_: _exponential_,
+}
