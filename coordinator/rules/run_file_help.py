@@ -70,7 +70,6 @@ WORDS = {
     "seq_len": "[model] block_size",
     "max_seq_len": "[model] block_size",
     "license": "licence",
-    "data": "dataset",
     "type": "workload",
     "task_type": "workload",
     "author": "contact",
@@ -92,6 +91,7 @@ WORDS_OF_TABLES = {
     },
     "[task]": {"steps": "[task] local_steps", "timeout": "[task] lease_floor_seconds"},
     "[plan]": {"steps": "[task] local_steps", "type": "[plan] preset"},
+    "[data]": {"path": "dataset", "name": "dataset"},
     "[serve]": {"max_tokens": "[[serve.tiers]] tokens"},
     "[model.lora]": {
         "r": "[model.lora] rank",

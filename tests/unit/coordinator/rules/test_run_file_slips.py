@@ -48,7 +48,7 @@ SLIPS = [
     (GOOD + "[credit]\nprice = 3\n", "line 11", "belongs in [serve]"),
     (GOOD + "[credits]\ncredits_per_step = 3\n", "line 10", '"credit"'),
     (GOOD + "[validate]\nnorm_limit = 3\n", "line 10", '"validation"'),
-    (GOOD + "[data]\npath = 'x'\n", "line 10", "dataset"),
+    (GOOD + "[data]\npath = 'x'\n", "line 11", "dataset"),
     *(
         (GOOD.replace("[task]", f"{line}\n[task]"), "line 4", said)
         for line, said in [
