@@ -44,6 +44,7 @@ from volunteer.settings.settings import Directories, LoadedSettings, Settings
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
+from volunteer.storage.own_data import OwnData
 from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.trainer import Trainer
 
@@ -232,6 +233,7 @@ class Engine:
             outbox=Outbox(home.outbox, lambda message: self._hub.notice(message, "warning")),
             leases=Leases(home.tasks),
             receipts=ReceiptBook(home.receipts),
+            own_data=OwnData(home.own_data),
         )
         timing = Timing(clock=world.clock, rng=world.rng)
         return Agent(remote, store, settings, self._hub, self._machine(loaded), timing)

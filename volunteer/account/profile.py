@@ -5,7 +5,7 @@
     <profile>/control.json       address of the running instance
     <profile>/last-look.json     figures that the owner saw last on the screen
     <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/,
-                                 receipts/ of one of them
+                                 receipts/, members/ of one of them
 
 The identity, with its secret, is on disk before it is sent to anyone, so a lost reply never makes a
 second account.
@@ -97,6 +97,7 @@ class Home:
         self.outbox = private_directory(path / "outbox")
         self.tasks = private_directory(path / "tasks")
         self.receipts = path / "receipts"  # made with the first receipt
+        self.own_data = path / "members"  # made with the first own data
         self._memory = self._read_memory()
 
     @property

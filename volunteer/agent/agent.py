@@ -24,6 +24,7 @@ from shared.sentences import Sentence
 from shared.workloads.base import Workload
 from shared.workloads.base import load as load_any
 from volunteer.account.join import check_server
+from volunteer.account.membership import declare_all
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.answering import Answering
 from volunteer.agent.benchmarks import Benchmarks
@@ -326,6 +327,7 @@ class Agent:
             self._working.append(lent)
         self._lent = tuple(loop.device.id for loop in loops)
         await self._guard.look()  # no work begins that the rules would pause at once
+        await life.unless(lambda: life.ending, declare_all(self.remote.api, self.store.own_data))
         revived = await life.unless(lambda: life.ending, self._revive())
         if revived is None:
             return

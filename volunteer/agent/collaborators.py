@@ -19,6 +19,7 @@ from volunteer.net.weights import Weights
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
+from volunteer.storage.own_data import OwnData
 from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.trainer import Trainer
 
@@ -42,6 +43,7 @@ class Store:
     outbox: Outbox
     leases: Leases
     receipts: ReceiptBook
+    own_data: OwnData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ from volunteer.agent.work_news import WorkNews
 from volunteer.machine.device_memory import OutOfMemory, device_lost
 from volunteer.net.retry import Backoff
 from volunteer.storage.leases import HeldLease
+from volunteer.storage.own_data import OwnDataUnusable
 from volunteer.training.job import Interrupted, TrainingReport
 from volunteer.training.trainer import ThreadDied
 
@@ -322,6 +323,11 @@ class DeviceLoop:
                     idle = IdleReason(reason="refused", message=message, wait_s=OLDER_WAIT_S)
                     self.news.idle(idle)
                     await self._wait(OLDER_WAIT_S)
+        elif isinstance(error, OwnDataUnusable):
+            with self._rest():
+                await ends.without_result(work, "released", message)
+                await ends.withdraw(work.lease.run)  # the coordinator has no tasks for it then
+                await self._calm_down(message)
         elif isinstance(error, OutOfMemory):  # other runs may fit
             self.choice.does_not_fit(work.lease.run, self.device.id, error.needed_bytes)
             await ends.without_result(work, "released", message)

@@ -106,5 +106,7 @@ class DeviceLoops:
             memory_bytes=device.memory_bytes,
             ranks=device.trainer.ranks,
             now=self.place.timing.clock.now,
+            own_data=store.own_data,
+            away=device.trainer.away,
             step=self.steps.known(lease.job, base.manifest.workload_version, device.id),
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from shared.errors import InvalidFrame, VolunteerError
+from shared.errors import InvalidFrame, NotFound, VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.leases import Lease
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
@@ -19,11 +19,14 @@ from shared.units import DAY_S
 from shared.workloads.base import ChunkRef, DatasetManifest, Workload
 from shared.workloads.base import load as load_any
 from shared.workloads.data.local_data import LocalData
+from shared.workloads.data.pass_order import PassOrder
+from volunteer.account.membership import same_form
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.collaborators import Workplace
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
 from volunteer.storage.manifests import checked
+from volunteer.storage.own_data import OwnDataUnusable
 from volunteer.storage.receipts import KeptHead
 
 FETCH_AT_ONCE = 4
@@ -57,17 +60,53 @@ class Downloads:
         """Fetch the data of a lease; the cache keeps them until `stack` closes."""
         lease = work.lease
         manifest = lease.data or await self._dataset(lease.dataset)
-        chunks = wanted(lease, manifest)
         workload = self.load(lease.job.workload)
         more = workload.files(lease.job.config)
-        blobs = {**manifest.assets, **more}
+        files_here: dict[str, Path] = {}
+        if lease.member:
+            manifest, files_here = await asyncio.to_thread(
+                self._own_data, lease, manifest, workload
+            )
+        chunks = wanted(lease, manifest)
+        blobs = more if lease.member else {**manifest.assets, **more}
         assets = {name: blob_of(chunk) for name, chunk in blobs.items()}
         refs = {ref.sha256: ref for ref in (*chunks.values(), *assets.values())}
         stack.enter_context(self.place.store.cache.hold(refs))
         progress = self._progress(work, "data", sum(ref.size for ref in refs.values()))
         origin = workload.origin(lease.job.config) if more else None
         files = await self._fetch_all(refs.values(), progress, origin.paths if origin else {})
-        return LocalData(manifest, files, more)
+        return LocalData(manifest, files_here | files, more)
+
+    def _own_data(
+        self, lease: Lease, example: DatasetManifest, workload: Workload
+    ) -> tuple[DatasetManifest, dict[str, Path]]:
+        """Return the manifest of own data for a run, and a task's verified files. Blocks on the
+        disk.
+
+        Raises OwnDataUnusable, and NotFound if the data were replaced since the task was handed
+        out.
+        """
+        record = self.place.store.own_data.record(lease.run)
+        manifest, job = record.manifest, lease.job
+        if not same_form(manifest, example):
+            raise OwnDataUnusable(
+                Sentence(
+                    "the run {run} reads data in another form than when yours were added: "
+                    "`volunteer data add {run} PATH` prepares them again",
+                    run=lease.run,
+                )
+            )
+        order = PassOrder(workload.samples(job.config, manifest), job.order_seed)
+        if job.stop > order.total:
+            raise NotFound(
+                Sentence(
+                    "your data for {run} were replaced after this task was handed out",
+                    run=lease.run,
+                )
+            )
+        chunks = [manifest.chunks[index] for index in order.chunks(job.start, job.stop)]
+        refs = (*chunks, *manifest.heldout, *manifest.assets.values())
+        return manifest, self.place.store.own_data.files(record, refs)
 
     async def prefetch_data(self, work: LeaseInWork) -> None:
         """Fetch the data of a task that has not begun into the cache."""
@@ -167,6 +206,8 @@ class Downloads:
             )
         if lease.data is not None:
             return
+        if lease.member:
+            dataset = self._datasets[lease.dataset]  # the published example of the own data
         if manifest.chunks_sha256 and chunks_digest(dataset) != manifest.chunks_sha256:
             wrong = Sentence("its hash")
         elif manifest.tokenizer_sha256 and _tokenizer(dataset) != manifest.tokenizer_sha256:

@@ -8,6 +8,7 @@ from shared.errors import Gone, Unavailable, VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.leases import ReleaseRequest
 from shared.sentences import Sentence
+from volunteer.account.membership import withdraw
 from volunteer.agent.collaborators import Workplace
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
@@ -32,7 +33,9 @@ class LeaseEnds:
         await self.place.life.sleep(
             SUBMIT_S, unless=lambda: not self.place.store.outbox.holds(task, attempt)
         )
-        request = ReleaseRequest(attempt=attempt, reason=reason[:200], failed=failed)
+        # A reason may quote a path, and nothing about a member's own files is sent.
+        reason = "" if work.lease.member else reason[:200]
+        request = ReleaseRequest(attempt=attempt, reason=reason, failed=failed)
         try:
             await self.place.remote.api.call(
                 endpoints.RELEASE, {"task": task}, request, patience_s=SHORT_S
@@ -55,6 +58,13 @@ class LeaseEnds:
             self.place.store.leases.drop(work.lease)
         self.place.held.put_down(work, counted=False)
         self.place.hub.emit(events.TaskEnded(task=work.key[0], how=how, message=message))
+
+    async def withdraw(self, run: str) -> None:
+        """Tell the coordinator that this machine has no usable data of its own for a run."""
+        try:
+            await withdraw(self.place.remote.api, run, SHORT_S)
+        except VolunteerError as error:
+            self.place.hub.notice(error.message)
 
     def done(self, work: LeaseInWork, result: QueuedResult | None) -> None:
         """End a lease whose last result is in the outbox; without `result` it was made before."""

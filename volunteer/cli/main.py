@@ -335,7 +335,7 @@ add_help(app)
 GROUPS = {
     "Begin": ("join", "link", "benchmark", "service"),
     "Watch": ("status", "runs", "logs", "settings"),
-    "Steer": ("pause", "resume", "finish", "stop"),
+    "Steer": ("pause", "resume", "finish", "stop", "data"),
     "Use what you earned": ("generate", "chat", "play", "key", "usage", "give", "receipts"),
     "Look after": ("name", "update", "leave", "uninstall", "workload"),
 }

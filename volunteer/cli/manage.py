@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 from shared.errors import BadRequest, Configuration, VolunteerError
 from shared.programs.silence_watch import at_rest
 from shared.sentences import Sentence
+from volunteer.cli.data_commands import app as data
 from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, agreed, hinted, remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.prompt_commands import ask_account, call_account
@@ -320,6 +321,7 @@ def add_to(app: App) -> None:
     app.command(leave)
     app.command(logs)
     app.command(receipts)
+    app.command(data)
 
 
 def _described(system: bool, join: str, profile: str, *, removing: bool = False) -> Service:

@@ -49,11 +49,15 @@ def belongings(
     items = [Belonging(what=N_("service"), path=p, size=_size(p), goes=True) for p in service]
     items.append(_belonging(N_("downloads"), directories.cache, goes=True))
     profile = directories.profile
-    places = (home / "tasks" for home in sorted(profile.glob("*/")))
-    listed = [_belonging(N_("half-done training"), place, goes=True) for place in places]
-    half_done = [item for item in listed if item.size]  # of any coordinator
-    items += half_done
-    inside = _size(profile) - sum(item.size for item in half_done)
+    labels = {"tasks": N_("half-done training"), "members": N_("copies of your own data")}
+    listed = [
+        _belonging(label, home / folder, goes=True)
+        for folder, label in labels.items()
+        for home in sorted(profile.glob("*/"))  # of any coordinator
+    ]
+    parts = [item for item in listed if item.size]
+    items += parts
+    inside = _size(profile) - sum(item.size for item in parts)
     label = N_("account, results not yet submitted")
     items.append(Belonging(what=label, path=profile, size=inside, goes=whole))
     settings = directories.config / "config.toml"

@@ -4,6 +4,7 @@ end.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from shared.programs.machine_limits import free_memory_bytes
 from shared.proofs.signing import canonical, digest
 from shared.protocol.contributions import SubmitRequest
 from shared.protocol.leases import AuditWork
+from shared.protocol.members import HeldoutSums
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence, figure
 from shared.tensors.frame import open_frame, torch_tensors
@@ -37,6 +39,7 @@ from volunteer.files import write_whole
 from volunteer.machine.device_memory import OutOfMemory
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult
+from volunteer.storage.own_data import OwnData
 from volunteer.storage.tensor_files import load, store
 from volunteer.training.job import TaskSeconds
 
@@ -53,6 +56,7 @@ PLAYED = ("experience", "evaluation")  # results that are files of episodes
 CPU_COPIES = 7
 DEVICE_COPIES = 4  # weights, gradient and two moments on the device; the rest is memory of the host
 LEFT_COPIES = 1  # models held by a task that is encoded while the next one trains
+HELDOUT_S = 5.0  # longest measurement of a version on the held-out part of own data
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +90,8 @@ class TaskFiles:
     memory_bytes: int  # memory that the device may use; 0 = unknown
     ranks: Callable[[], Ranks | None]  # further devices that compute the same task
     now: Callable[[], float]
+    own_data: OwnData
+    away: Callable[[], bool]  # True ends a measurement early
     step: ModelStep | None = None  # earlier measurement of this model on this device
 
 
@@ -98,6 +104,7 @@ class LocalTask:
         self.files = self._files = files
         self._place = place
         self._schema: Schema = ()
+        self._heldout: HeldoutSums | None = None  # of the base version, on own data
         self.items = "samples"
         self.items_per_sample = 1.0  # for a rate in tokens or images
 
@@ -129,6 +136,7 @@ class LocalTask:
                 allowed=figure(bytes_in_words(files.memory_bytes)),
             )
             raise OutOfMemory(message, need)
+        self._heldout = self._measured(workload)
         snapshot = load(files.snapshot)
         device = files.held.device
         work = workload.begin(job, self._weights(), files.data, device)
@@ -145,6 +153,25 @@ class LocalTask:
                 delete_file(files.snapshot, "copy")
                 work = workload.begin(job, self._weights(), files.data, device)
         return work
+
+    def _measured(self, workload: Workload) -> HeldoutSums | None:
+        """Measure the base version on the held-out part of own data, once a version. Return None
+        for other data, or a part that is too small.
+        """
+        files, lease = self._files, self._files.held.lease
+        version = files.manifest.version
+        if not lease.member or files.own_data.measured.get(lease.run) == version:
+            return None
+        try:
+            metrics = workload.evaluate(
+                lease.job.config, self._weights(), files.data.heldout(), HELDOUT_S, files.away
+            )
+        except VolunteerError:
+            return None
+        loss, items = metrics["loss"], int(metrics.get(workload.declaration.items, 1.0))
+        if not math.isfinite(loss) or items < 1:
+            return None
+        return HeldoutSums(version=version, loss_sum=loss * items, items=items)
 
     def _pace(self, work: Paced, room: int) -> None:
         """Pass the micro-batch of earlier tasks and the memory limit to the work."""
@@ -188,6 +215,8 @@ class LocalTask:
         """
         entry = self._entry(part)
         self._files.outbox.put(entry)
+        if self._heldout is not None:
+            self._files.own_data.measured[entry.run] = self._heldout.version
         delete_file(self._files.snapshot, "moved")
         return entry
 
@@ -249,6 +278,7 @@ class LocalTask:
             train_s=spent.train_s,
             paused_s=spent.paused_s,
             metrics=result.metrics,
+            heldout=self._heldout,
         )
         return QueuedResult(
             task=lease.task,

@@ -190,6 +190,10 @@ class Trainer:
     def closing(self) -> bool:
         return self._closing
 
+    def away(self) -> bool:
+        """Return True if work has to leave the device soon, for a pause or the end."""
+        return self._paused or self._closing
+
     def close(self, timeout_s: float = 2.0) -> bool:
         """Stop all work and wait. Return False if the thread still runs: the process must then
         os._exit.

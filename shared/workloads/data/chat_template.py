@@ -1,8 +1,8 @@
 """Chat template of a tokenizer: renders dialogues as text, with the answers marked.
 
 A template is a small program of the library jinja2 that comes with a model chosen by the organiser.
-It runs only where a dataset is built or its model is prompted, in a limited sandbox, never on a
-volunteer's machine.
+It runs only where a dataset is built or its model is prompted, in a limited sandbox: on a
+volunteer's machine only when its owner adds dialogues for a run.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from shared.errors import NotFound
 from shared.workloads.base import ChunkRef, DatasetManifest
 
@@ -32,6 +34,11 @@ class LocalData:
             return self._files[self.manifest.chunks[index].sha256]
         except (IndexError, KeyError):
             raise NotFound(f"chunk {index} of {self.manifest.name} is not here") from None
+
+    def heldout(self) -> LocalData:
+        """Return the held-out part as a dataset."""
+        split = msgspec.structs.replace(self.manifest, chunks=self.manifest.heldout, heldout=())
+        return LocalData(split, self._files, self._assets)
 
     def asset(self, name: str) -> Path:
         try:

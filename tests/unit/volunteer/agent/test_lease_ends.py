@@ -7,7 +7,10 @@ import random
 from pathlib import Path
 
 import httpx
+import msgspec
 
+from shared.decoding import decode
+from shared.protocol.leases import ReleaseRequest
 from tests.support.virtual_clock import VirtualClock
 from tests.support.workplaces import workplace
 from tests.unit.volunteer.agent.test_held_leases import held
@@ -19,6 +22,31 @@ from volunteer.net.client import Client
 from volunteer.net.tls import Address
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
+
+
+async def test_no_reason_is_sent_with_a_task_over_own_data(tmp_path: Path) -> None:
+    """A reason may quote a path."""
+    clock, sent = VirtualClock(), []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(decode(request.content, ReleaseRequest))
+        return httpx.Response(204, stream=httpx.ByteStream(b""))
+
+    client = Client(
+        Address(url="http://127.0.0.1:1"),
+        clock=clock,
+        rng=random.Random(1),
+        token="worker.secret",
+        transport=httpx.MockTransport(answer),
+    )
+    store = {"leases": Leases(tmp_path / "leases"), "outbox": Outbox(tmp_path / "outbox")}
+    place = workplace(clock, remote={"api": Api(client)}, store=store, hub=EventBus(clock))
+    work, reason = held(1), "/home/ann/secret notes.txt: not UTF-8"
+    for member in (False, True):
+        work.change(lease=msgspec.structs.replace(work.lease, member=member))
+        await LeaseEnds(place=place).give_back(work, reason, failed=True)
+    assert [(release.reason, release.failed) for release in sent] == [(reason, True), ("", True)]
+    await client.close()
 
 
 async def test_giving_back_waits_shortly_for_a_coordinator_that_is_away(tmp_path: Path) -> None:

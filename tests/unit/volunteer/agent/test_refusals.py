@@ -28,7 +28,7 @@ DATA = DatasetManifest(
     name="sums", kind="tokens", licence="", source="", chunks=(CHUNK,), assets={"tokenizer": CHUNK}
 )
 LEASE: Any = SimpleNamespace(
-    run="r", job=SimpleNamespace(workload="gpt", config={}), data=None, dataset="sums"
+    run="r", job=SimpleNamespace(workload="gpt", config={}), data=None, dataset="sums", member=False
 )
 
 
@@ -105,6 +105,7 @@ def test_frozen_weights_that_are_not_the_manifests_are_refused(place: Place) -> 
             job=SimpleNamespace(workload="causal-lm", config=config(name)),
             data=None,
             dataset="sums",
+            member=False,
         )
         for name in ("a", "b")
     ]

@@ -36,6 +36,9 @@ def home(path: Path, profile: str = "") -> Directories:
     for name, size in (("tasks", 340), ("outbox", 7)):
         (places.profile / "abc" / name).mkdir()
         (places.profile / "abc" / name / "some.safetensors").write_bytes(b"x" * size)
+    own = places.profile / "abc" / "members" / "run" / "build"
+    own.mkdir(parents=True)
+    (own / "chunk").write_bytes(b"o" * 55)
     return places
 
 
@@ -54,6 +57,7 @@ def test_the_account_and_the_settings_stay_unless_all_is_to_go(tmp_path: Path) -
         "service": (7, True),
         "downloads": (5000, True),
         "half-done training": (340, True),
+        "copies of your own data": (55, True),
         "account, results not yet submitted": (16 + mark, False),
         "settings": (12, False),
     }
@@ -75,6 +79,7 @@ def test_removing_keeps_the_account_and_all_leaves_nothing(tmp_path: Path) -> No
     assert not places.cache.exists()
     assert (places.profile / "abc" / "identity.json").read_text() == "secret"
     assert not list(places.profile.rglob("tasks/*"))
+    assert not list(places.profile.rglob("members*"))
     assert list(places.profile.rglob("outbox/*"))
     assert (places.config / "config.toml").exists()
     assert remove(belongings(places, (), whole=True)) == []

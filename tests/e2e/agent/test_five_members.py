@@ -1,0 +1,195 @@
+"""Five machines with files of their own, unlike each other's: one has nine tenths of them, one a
+single sample, one is killed. All are real processes, and every byte to the server is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from coordinator.config import Settings
+from coordinator.http.app import opened
+from tests.e2e.agent.test_volunteer import WAIT_S, Machine, Working
+from tests.support.forkserver import ForkServer
+from tests.support.local_coordinator import RUN, LocalCoordinator
+from tests.support.server_process import Process, command
+from tests.support.virtual_clock import VirtualClock
+
+NAMES = ("Ann", "Ben", "Cat", "Dan", "Eve")
+MEMBERS = (
+    RUN.replace("quorum = 2", "quorum = 3\ndeadline_seconds = 20").replace(
+        "local_steps = 2", "local_steps = 20"
+    )
+    + '[data]\nat = "members"\n[evaluation]\nevery = 1000\n'
+)
+MARK = "zq7canary"
+
+
+class Tap:
+    """TCP proxy that keeps every byte that clients send."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.sent = bytearray()
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry one connection both ways."""
+        inner, outer = await asyncio.open_connection("127.0.0.1", self._target)
+        await asyncio.gather(
+            self._carry(reader, outer, self.sent), self._carry(inner, writer, bytearray())
+        )
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, copy: bytearray
+    ) -> None:
+        try:
+            while data := await reader.read(1 << 16):
+                copy += data
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+
+@contextmanager
+def tapped(port: int) -> Iterator[Tap]:
+    """Run a `Tap` before a port, on a thread."""
+    tap, ready = Tap(port), threading.Event()
+    loop = asyncio.new_event_loop()
+    over = asyncio.Event()
+
+    async def carry() -> None:
+        server = await asyncio.start_server(tap.serve, "127.0.0.1", 0)
+        tap.port = server.sockets[0].getsockname()[1]
+        ready.set()
+        await over.wait()
+        server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(carry(),), daemon=True)
+    thread.start()
+    ready.wait()
+    try:
+        yield tap
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()
+
+
+class Watched:
+    """A volunteer at work whose lines a thread reads, so that it never waits for its reader."""
+
+    def __init__(self, working: Working) -> None:
+        self.child = working.child
+        self.trains, self.merged, self._over = (threading.Event() for _ in range(3))
+        self._last = ""
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.child.stdout is not None
+        for line in self.child.stdout:
+            self._last = line
+            event = msgspec.json.decode(line)
+            if event["type"] == "Training":
+                self.trains.set()
+            if event["type"] == "Judged" and event["verdict"]["state"] == "merged":
+                self.merged.set()
+        self._over.set()
+        self.merged.set()
+        self.trains.set()
+
+    def until_merged(self) -> None:
+        """Wait until a contribution of this machine was merged."""
+        assert self.merged.wait(WAIT_S)
+        assert not self._over.is_set(), self._last
+
+
+def files(path: Path, member: int, lines: int) -> Path:
+    """Marked notes about one member's own subject."""
+    path.mkdir()
+    rng = random.Random(member)
+    words = [f"{chr(97 + member) * 3}{rng.randrange(1000)}" for _ in range(20)]
+    for number in range(max(2, lines // 50)):
+        text = [f"{MARK} {' '.join(rng.sample(words, 4))}\n" for _ in range(lines)[:50]]
+        (path / f"{MARK} {number}.txt").write_text("".join(text))
+    return path
+
+
+def answered(fork_server: ForkServer, machine: Machine, *words: str) -> dict[str, Any]:
+    """Return the JSON of a command on a machine."""
+    with fork_server.piped(["volunteer", *words, "--json"], machine.environment) as process:
+        out, errors = process.communicate()
+        assert process.wait(WAIT_S) == 0, errors
+    fields: dict[str, Any] = msgspec.json.decode(out)
+    return fields
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of a coordinator with a run over members' data."""
+    path = tmp_path_factory.mktemp("prepared") / "coordinator"
+    settings = Settings(data_dir=str(path), space_floor_bytes=0)
+
+    async def prepare() -> None:
+        async with opened(settings) as coordinator:
+            await LocalCoordinator(coordinator, VirtualClock()).start_run(MEMBERS)
+
+    asyncio.run(prepare())
+    return path
+
+
+@pytest.mark.slow
+def test_five_members_learn_together_and_nothing_of_theirs_is_anywhere_else(
+    prepared: Path, tmp_path: Path, fork_server: ForkServer
+) -> None:
+    place = tmp_path / "coordinator"
+    shutil.copytree(prepared, place)
+    machines = [Machine(tmp_path / name, fork_server) for name in NAMES]
+    with ExitStack() as stack:
+        server = stack.enter_context(Process(place, "--port", "0", command=fork_server))
+        tap = stack.enter_context(tapped(server.port))
+        link = server.link.replace(f":{server.port}/", f":{tap.port}/")
+        shares = []
+        for member, (machine, lines) in enumerate(
+            zip(machines, (3000, 100, 100, 100, 1), strict=True)
+        ):
+            answered(fork_server, machine, "join", link, "--name", NAMES[member])
+            folder = files(tmp_path / f"{MARK} {member}", member, lines)
+            words = ("data", "add", "tiny", str(folder), "--yes")
+            shares.append(answered(fork_server, machine, *words)["samples"])
+        assert shares[0] > 0.85 * sum(shares)
+        assert shares[4] <= 8
+        work = [Watched(stack.enter_context(machine.working())) for machine in machines]
+        work[1].trains.wait()
+        work[1].child.send_signal(signal.SIGKILL)
+        for watched in (*work[:1], *work[2:]):
+            watched.until_merged()
+        again = Watched(stack.enter_context(machines[1].working()))  # with its own data, as before
+        again.until_merged()
+        for watched in (*work, again):
+            watched.child.kill()
+        assert server.stop() == 0
+        written = "".join(server.errors).encode()
+    checked = command("check", "--data-dir", str(place))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    stored = [path.read_bytes() for path in place.rglob("*") if path.is_file()]
+    assert b"loss_first" in tap.sent  # what is searched holds what was sent
+    for data in (bytes(tap.sent), written, *stored):
+        assert MARK.encode() not in data

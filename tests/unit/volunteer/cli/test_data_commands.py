@@ -1,0 +1,72 @@
+"""`volunteer data`: what a person is shown before anything is sent, and mistakes at its prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.protocol.members import MemberData
+from shared.workloads.base import ChunkRef, DatasetManifest
+from volunteer.cli.data_commands import screen
+from volunteer.cli.main import run_command
+from volunteer.i18n.catalogue import LanguageChoice, use
+from volunteer.storage.own_data import OwnRecord
+
+
+def record(kind: str) -> OwnRecord:
+    chunk = ChunkRef(sha256="ab" * 32, size=5_000, items=2_500)
+    manifest = DatasetManifest(name="ward", kind=kind, licence="", source="", chunks=(chunk,))
+    numbers = MemberData(samples=1234, items=56_789, heldout=99)
+    return OwnRecord(run="ward", build="b", manifest=manifest, numbers=numbers, at=0.0)
+
+
+@pytest.mark.parametrize(("kind", "noun"), [("tokens", "words"), ("images", "pictures")])
+def test_a_person_reads_what_will_be_sent_without_words_of_the_trade(
+    tmp_path: Path, kind: str, noun: str
+) -> None:
+    text = "\n".join(screen(record(kind), tmp_path))
+    assert noun in text
+    assert "how much there is: 1,234, 56,789, 99" in text
+    assert str(tmp_path) in text
+    assert "ab" * 32 not in text
+    for word in ("token", "gradient", "loss", "sample", "weights", "epoch", "batch", "training"):
+        assert word not in text.lower()
+
+
+@pytest.mark.parametrize("language", ["de", "es"])
+def test_the_numbers_are_in_every_language(tmp_path: Path, language: str) -> None:
+    english = screen(record("tokens"), tmp_path)
+    use(LanguageChoice(language=language, locale=language))
+    try:
+        translated = screen(record("tokens"), tmp_path)
+    finally:
+        use(LanguageChoice())
+    assert "56.789" in "\n".join(translated)
+    assert not set(english) & set(translated)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["add", "ward"], 2, "name the files or folders"),
+        (["add", "ward", "absent", "--yes"], 2, "there is no file or folder"),
+        (["add", "ward", "."], 2, "add --yes"),
+        (["add", "ward", ".", "--json"], 2, "--json asks nothing: add --yes"),
+        (["add", "ward", ".", "--yes"], 78, "joined no coordinator yet"),
+        (["list"], 78, "joined no coordinator yet"),
+        (["remove", "ward"], 78, "joined no coordinator yet"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_a_code(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    sentence: str,
+) -> None:
+    monkeypatch.setenv("VOLUNTEER_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert run_command(["data", *words]) == code
+    assert sentence in capsys.readouterr().err

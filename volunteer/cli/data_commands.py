@@ -1,0 +1,299 @@
+"""The commands `volunteer data`: own files for runs whose data stay with their members."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from shared.errors import BadRequest, Unavailable, VolunteerError
+from shared.programs.progress_line import ProgressLine
+from shared.sentences import Sentence
+from shared.text import printable
+from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, agreed, at_terminal, hinted, remark
+from volunteer.cli.json_output import print_json, print_table
+from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
+
+if TYPE_CHECKING:
+    from volunteer.account.membership import MemberRun, OwnSources
+    from volunteer.settings.settings import Directories
+    from volunteer.storage.own_data import OwnBuild, OwnData, OwnRecord
+
+SKIPPED_SHOWN = 20
+
+Profile = Annotated[str, Parameter(help="Profile on this host.")]
+Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
+Run = Annotated[str, Parameter(help="A run that learns from its members' own data.")]
+
+app = App(name="data", help="Files of your own that a run may learn from; they stay here.")
+
+STAGES = {
+    "reading": N_("Reading your files."),
+    "writing": N_("Preparing them on this machine."),
+    "judge": N_("Preparing the measure of pictures: up to two minutes."),
+}
+
+
+@app.command
+def add(
+    run: Run,
+    *paths: Annotated[Path, Parameter(help="Files and folders; they are read, never sent.")],
+    column: Annotated[
+        str, Parameter(help='Column or key that holds the text of tables and records ("text").')
+    ] = "",
+    yes: Annotated[bool, Parameter(name="--yes", help="Do not ask.", negative="")] = False,
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Let a run learn from your files on this machine; earlier ones are replaced."""
+    from volunteer.account.membership import OwnSources
+
+    if not paths:
+        raise BadRequest(
+            Sentence("name the files or folders to learn from: `volunteer data add RUN PATH`")
+        )
+    if not yes and (json or not at_terminal()):
+        raise BadRequest(ASKS_NOTHING if json else Sentence("no terminal to confirm in: add --yes"))
+    absolute = [path.expanduser().absolute() for path in paths]
+    for path in absolute:
+        if not path.exists():
+            raise BadRequest(Sentence("there is no file or folder {path}", path=path))
+    addition = _Addition(run, OwnSources(paths=absolute, column=column), profile)
+    return addition.carry_out(yes=yes, json=json)
+
+
+class _Addition:
+    """One `volunteer data add`."""
+
+    def __init__(self, name: str, sources: OwnSources, profile: str) -> None:
+        from shared.workloads.data.skipped import Skipped
+        from volunteer.account.profile import Profile as ProfileDirectory
+        from volunteer.cli.start import identity_of
+        from volunteer.settings import settings
+        from volunteer.storage.own_data import OwnData
+
+        self._name, self._sources, self._profile = name, sources, profile
+        self._places = settings.directories(profile=profile)
+        self._identity = identity_of(self._places)
+        home = ProfileDirectory(self._places.profile).home(self._identity)
+        self._own = OwnData(home.own_data)
+        self._skipped = Skipped()
+
+    def carry_out(self, *, yes: bool, json: bool) -> int:
+        """Build the data, show all that will be sent, declare the numbers if the person agrees."""
+        run = self._run()
+        with self._own.building(run.name) as target:
+            record = self._built(run, target, json=json)
+            if not json:
+                self._show(run, record)
+                if not (yes or agreed(N_("Take part with these files?"))):
+                    print(_("nothing was added, and the copies are deleted"))
+                    return EXIT_FAILURE
+            self._own.use(record)
+        declared = self._declare(record)
+        if json:
+            print_json(
+                _fields(record) | {"declared": declared, "left_out": self._skipped.sentences}
+            )
+        elif declared:
+            print(hinted(_("added; it is used from the next task on"), self._profile))
+        return 0
+
+    def _run(self) -> MemberRun:
+        from volunteer.account.membership import member_run
+        from volunteer.cli.start import ask_coordinator
+        from volunteer.settings import settings
+
+        enabled = settings.load(path=self._places.config / "config.toml").settings.workloads
+        key = self._identity.public_key
+        return asyncio.run(
+            ask_coordinator(self._places, lambda api: member_run(api, self._name, key, enabled))
+        )
+
+    def _built(self, run: MemberRun, target: OwnBuild, *, json: bool) -> OwnRecord:
+        from volunteer.account.membership import build
+        from volunteer.storage.own_data import OwnRecord
+
+        with _stages(silent=json) as tell:
+            manifest, numbers = build(run, self._sources, target, self._skipped, tell)
+        return OwnRecord(
+            run=run.name,
+            build=target.folder.name,
+            manifest=manifest,
+            numbers=numbers,
+            at=time.time(),
+        )
+
+    def _show(self, run: MemberRun, record: OwnRecord) -> None:
+        """Print the files that were left out, with the reasons, and all that will be sent."""
+        for sentence in self._skipped.sentences[:SKIPPED_SHOWN]:
+            print(printable(_("left out: {sentence}", sentence=sentence)))
+        more = self._skipped.count - SKIPPED_SHOWN
+        if more > 0:
+            print(ngettext("left out: {n} more", "left out: {n} more", more))
+        for line in screen(record, self._own.place(record.run)):
+            print(printable(line))
+        print(hinted(_("`volunteer data remove {run}` ends it", run=record.run), self._profile))
+
+    def _declare(self, record: OwnRecord) -> bool:
+        """Send the numbers; return False if the coordinator does not answer now."""
+        from volunteer.account.membership import declare
+        from volunteer.cli.start import ask_coordinator
+
+        try:
+            asyncio.run(ask_coordinator(self._places, lambda api: declare(api, record)))
+        except Unavailable as error:
+            remark(
+                _(
+                    "the coordinator does not answer ({error}): its numbers are sent when the "
+                    "volunteer starts next",
+                    error=shown(error.message),
+                )
+            )
+            return False
+        except VolunteerError:
+            self._own.remove(record.run)  # the run does not take them
+            raise
+        asyncio.run(_claim_again(self._places))
+        return True
+
+
+def screen(record: OwnRecord, place: Path) -> list[str]:
+    """Return the lines about own data: the numbers, all that will be sent, the place."""
+    from volunteer.i18n.formats import size
+
+    numbers = record.numbers
+    figures = {
+        "samples": number(numbers.samples, ","),
+        "items": number(numbers.items, ","),
+        "heldout": number(numbers.heldout, ","),
+    }
+    count = (
+        _("{items} pictures to learn from", **figures)
+        if record.manifest.kind == "images"
+        else _("{items} words or parts of words to learn from, in {samples} pieces", **figures)
+    )
+    return [
+        _('Your data for the run "{run}":', run=record.run),
+        f"  {count}",
+        "  " + _("{heldout} more pieces are kept back, only to measure how good it is", **figures),
+        _("This is all that leaves the machine about them:"),
+        "  " + _("what was learnt: changes of the model's numbers, each from many pieces"),
+        "  " + _("how well the model fits them, and those kept back: single numbers"),
+        "  " + _("how much there is: {samples}, {items}, {heldout}", **figures),
+        _("No text, picture, word or name of a file leaves it, nor how many files there are."),
+        _("The organiser sees those changes, which can still tell something about your data."),
+        _("The prepared copies are {size} in {path}", size=size(record.size), path=place),
+    ]
+
+
+@app.command(name="list")
+def listing(*, json: Json = False, profile: Profile = "") -> int:
+    """Your data on this machine, by run."""
+    from volunteer.i18n.formats import size
+
+    records = _own_data(profile).records()
+    if json:
+        return print_json([_fields(record) for record in records])
+    if not records:
+        print(hinted(_("no data of your own yet: `volunteer data add RUN PATH`"), profile))
+        return 0
+    names = [_("run"), _("pieces"), _("words or pictures"), _("kept back"), _("size"), _("added")]
+    rows = [
+        [
+            record.run,
+            number(record.numbers.samples, ","),
+            number(record.numbers.items, ","),
+            number(record.numbers.heldout, ","),
+            size(record.size),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(record.at)),
+        ]
+        for record in records
+    ]
+    print_table(names, rows, {1, 2, 3, 4})
+    return 0
+
+
+@app.command
+def remove(run: Run, *, json: Json = False, profile: Profile = "") -> int:
+    """Delete the copies of your data for a run; your files stay."""
+    from volunteer.account.membership import withdraw
+    from volunteer.cli.start import ask_coordinator
+    from volunteer.settings import settings
+
+    places = settings.directories(profile=profile)
+    removed = _own_data(profile).remove(run)
+    withdrawn = True
+    try:
+        asyncio.run(ask_coordinator(places, lambda api: withdraw(api, run)))
+    except VolunteerError as error:
+        withdrawn = False
+        remark(_("the coordinator was not told: {error}", error=shown(error.message)))
+    if json:
+        return print_json({"run": run, "removed": removed, "withdrawn": withdrawn})
+    print(
+        _("the copies are deleted; your files stay, and what was learnt stays in the model")
+        if removed
+        else _("there were no data of yours for {run}", run=printable(run))
+    )
+    return 0
+
+
+def _own_data(profile: str) -> OwnData:
+    """Return the own data of a profile. Raises Configuration without an account."""
+    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.cli.start import identity_of
+    from volunteer.settings import settings
+    from volunteer.storage.own_data import OwnData
+
+    places = settings.directories(profile=profile)
+    return OwnData(ProfileDirectory(places.profile).home(identity_of(places)).own_data)
+
+
+def _fields(record: OwnRecord) -> dict[str, object]:
+    """Return own data as fields of a JSON document."""
+    return {
+        "run": record.run,
+        "samples": record.numbers.samples,
+        "items": record.numbers.items,
+        "heldout": record.numbers.heldout,
+        "bytes": record.size,
+        "at": record.at,
+    }
+
+
+async def _claim_again(places: Directories) -> None:
+    """Let this profile's running volunteer claim at once, if one runs."""
+    from shared.clock import SystemClock
+    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.control.commands import Retry
+    from volunteer.control.local_socket import attach
+
+    with suppress(VolunteerError):
+        async with attach(ProfileDirectory(places.profile).endpoint, SystemClock()) as control:
+            await control.do(Retry())
+
+
+@contextmanager
+def _stages(*, silent: bool) -> Iterator[Any]:
+    """Report the stages of a build, each once, and its progress."""
+    if silent:
+        yield lambda _: None
+        return
+    with ProgressLine(sys.stdout) as line:
+        line.say(_(STAGES["reading"]))
+        stages = {"reading"}
+
+        def tell(now: Any) -> None:
+            if now.stage not in stages and now.stage in STAGES:
+                stages.add(now.stage)
+                line.say(_(STAGES[now.stage]))
+            line.tell(now.done, now.total)
+
+        yield tell
