@@ -65,10 +65,12 @@ class SampleDropout(nn.Module):
 
 
 def mixed(value: Tensor) -> Tensor:
-    """Mix 64-bit words in place; shifts are arithmetic on every device."""
+    """Mix 64-bit words in place. Shifts are arithmetic on every device: the last one drops the sign
+    that it brings in, since a word xor its own sign would never be negative.
+    """
     value ^= value >> 30
     value *= _FIRST
     value ^= value >> 27
     value *= _SECOND
-    value ^= value >> 31
+    value ^= (value >> 31) & ((1 << 33) - 1)
     return value
