@@ -22,6 +22,7 @@ from coordinator.rules.run_file import RunFile
 from shared.protocol.endpoints import ENDPOINTS
 from tests.support.endpoint_tables import tables
 from tests.support.sources import ROOT
+from tests.support.workloads import example_workload
 
 MODULES = {"volunteer": "volunteer.settings.settings", "coordinator": "coordinator.config"}
 PROGRAMS = ("volunteer", "coordinator")
@@ -418,6 +419,16 @@ def test_what_the_workload_of_the_page_imports_exists() -> None:
     assert names
     for name in names:
         _named(name)
+
+
+def test_models_of_ones_own_are_short() -> None:
+    """Lines of the author's own: neither blank ones nor the packaging."""
+    files = example_workload.files()
+    declared = files["volunteer_own/__init__.py"].split("\n\n\n")
+    for name, class_of, most in (("cnn", declared[1], 20), ("writer", declared[2], 30)):
+        text = f"{declared[0]}\n{class_of}\n{files[f'volunteer_own/{name}.py']}"
+        lines = [line for line in text.splitlines() if line.strip()]
+        assert len(lines) <= most, name
 
 
 def test_every_kind_of_alert_has_its_row() -> None:
