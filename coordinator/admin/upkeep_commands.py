@@ -67,6 +67,10 @@ async def top(coordinator: Coordinator, ask: Top) -> Overview:
 async def backup(coordinator: Coordinator, ask: Backup) -> BackupSummary:
     c = coordinator
     to = Path(ask.to)
+    if to.is_relative_to(c.settings.directory):
+        raise BadRequest(
+            f"{to} lies in the data directory, and would be lost with it: name a folder elsewhere"
+        )
     place: BackupPlace = FolderPlace(c.blobs, to, Path(ask.like) if ask.like else None)
     if ask.store:
         if ask.store.rstrip("/") == c.settings.blobs_url.rstrip("/"):

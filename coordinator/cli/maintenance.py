@@ -185,7 +185,9 @@ def _once(folder: str, where: TargetOptions, keep: int, *, alone: bool) -> None:
 
 
 def _absolute(folder: str) -> Path:
-    if "://" in folder:
+    from coordinator.storage.folders import is_address
+
+    if is_address(folder):
         raise BadRequest(f'backups are in a folder or in s3://bucket/prefix, not "{folder}"')
     return Path(folder).expanduser().absolute()
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from shared.errors import BadRequest, Configuration, Conflict, why
+
+
+def is_address(place: str) -> bool:
+    """Return True for an address such as s3://bucket, also a misspelt one such as s3:/bucket; a
+    drive of Windows has one letter.
+    """
+    return re.match(r"[A-Za-z][\w+.-]+:", place) is not None
 
 
 def data_directory(path: Path) -> Path:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from coordinator.storage.announced_blobs import Announcer, unannounced
 from coordinator.storage.blobs import BlobStore, DiskBlobs
+from coordinator.storage.folders import is_address
 from shared.errors import Configuration
 
 
@@ -15,7 +16,7 @@ def open_blobs(url: str, cache: Path, announce: Announcer = unannounced) -> Blob
         from coordinator.storage.s3 import S3Blobs  # needs an extra
 
         return S3Blobs(url, cache, announce)
-    if "://" in url:
+    if is_address(url):
         raise Configuration(f'blobs must be a directory or s3://bucket/prefix, not "{url}"')
     try:
         return DiskBlobs(Path(url).expanduser().absolute(), announce)

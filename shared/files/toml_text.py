@@ -61,6 +61,8 @@ def fault(text: str, error: Exception) -> Sentence:
         return Sentence("it nests more than {count} tables or lists", count=DEEP_MAX)
     if isinstance(error, UnicodeDecodeError):
         return of(why(error))
+    if "\0" in text:
+        return Sentence("it is not UTF-8 text")  # UTF-16 without its mark
     if not isinstance(error, tomllib.TOMLDecodeError):
         return Sentence("it holds a number that is too large")  # thousands of digits
     place, lines = _AT_LINE.fullmatch(str(error)), text.splitlines()

@@ -275,7 +275,7 @@ def test_a_setting_names_the_store(tmp_path: Path) -> None:
     assert isinstance(open_blobs(str(tmp_path / "b"), tmp_path / "cache"), DiskBlobs)
     with pytest.raises(Configuration):
         open_blobs("ftp://x", tmp_path)
-    for bare in ("s3://", "s3:///prefix"):
+    for bare in ("s3://", "s3:///prefix", "s3:/bucket/prefix"):
         with pytest.raises(Configuration, match="must be a directory or s3://bucket/prefix, not"):
             open_blobs(bare, tmp_path / "cache")
     (tmp_path / "file").write_text("")

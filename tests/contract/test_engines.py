@@ -5,6 +5,7 @@ lost.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import sqlite3
@@ -24,7 +25,7 @@ from coordinator.database import key_values
 from coordinator.database.engine import sqlite
 from coordinator.database.engine.open_database import Database, is_new, migrate
 from coordinator.database.engine.postgres import POOL, SERVER
-from coordinator.database.engine.server_lock import DirectoryLock
+from coordinator.database.engine.server_lock import LOCK_FILE, DirectoryLock
 from shared.clock import SystemClock
 from shared.errors import Configuration, StorageFull, Unavailable
 from tests.support.databases import Postgres, _unprivileged, keys, put, putting
@@ -152,6 +153,20 @@ def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
         DirectoryLock.take(tmp_path)
     process.kill()
     process.communicate()
+    DirectoryLock.take(tmp_path).release()
+
+
+def test_a_lock_that_cannot_be_written_names_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left") as refusal:
+            DirectoryLock.take(tmp_path)
+    assert refusal.value.filename == str(tmp_path / LOCK_FILE)
     DirectoryLock.take(tmp_path).release()
 
 

@@ -36,8 +36,13 @@ class DirectoryLock:
                 f"a coordinator ({who}) already serves {directory}: stop it, or choose another "
                 "--data-dir"
             )
-        os.ftruncate(file, 0)
-        os.write(file, b" " + str(os.getpid()).encode())  # Windows locks the first byte
+        try:
+            os.ftruncate(file, 0)
+            os.write(file, b" " + str(os.getpid()).encode())  # Windows locks the first byte
+        except OSError as error:
+            error.filename = str(path)  # an open file has no name in its errors
+            os.close(file)
+            raise
         return cls(directory, file)
 
     def release(self) -> None:

@@ -399,6 +399,20 @@ def test_a_blob_that_goes_while_a_backup_is_made_is_copied_again(
     assert len(json.loads(run("backup", "list", row, "--json").out)) == 1
 
 
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [("{busy}/saved", "lies in the data directory"), ("s3:/bucket/x", "in s3://bucket/prefix")],
+)
+def test_a_backup_needs_a_place_of_its_own(
+    folder: str, words: str, busy: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = run("backup", folder.format(busy=busy), "--data-dir", busy)
+    assert (said.code, words in said.err) == (2, True), said
+    assert not (busy / "saved").exists()
+    assert not (tmp_path / "s3:").exists()
+
+
 def test_the_store_of_the_blobs_takes_no_backup(busy: Path, run: Run, s3_url: str) -> None:
     place = ("--data-dir", busy, "--blobs", f"{s3_url}/")
     owner = (busy / "blobs" / "owner").read_bytes()

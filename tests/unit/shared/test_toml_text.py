@@ -37,6 +37,7 @@ SINGLE = "a text with backslashes stands in single quotes: 'C:\\data'"
         ('from = "C:\\data"\n', f"line 1: {SINGLE}"),
         ('from = "C:\\Users"\n', f"line 1: {SINGLE}"),
         ("name = “x”\n", 'line 1: quotation marks are straight in TOML: "'),
+        ("n\0a\0=\0001\0", "it is not UTF-8 text"),
         ("= 3\n", "line 1: a line is key = value or [table]"),
     ],
 )
