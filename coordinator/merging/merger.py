@@ -265,6 +265,7 @@ class Merger(PlatformService):
         about = definition(run)
         plan, train = about.plan, about.file.train
         base = versions.get(conn, run.id, run.head)
+        workers = [row.worker_id for row in rows]
         terms = MergeTerms(
             workers=max(1, live),
             shards=plan.shards,
@@ -272,7 +273,7 @@ class Merger(PlatformService):
             cooling=cooling(about.share_done(run, base.version, base.tokens), base.version),
             rate=learning_rate(train, base.global_step, about.total_steps(run)),
             noise_key=secrets.token_hex(NOISE_KEY_BYTES) if about.file.privacy.on else "",
-            samples=member_rows.sizes(conn, run.id) if about.at_members else {},
+            samples=member_rows.sizes(conn, run.id, workers) if about.at_members else {},
         )
         return recipes.of_contributions(conn, run=run, base=base, rows=rows, terms=terms)
 

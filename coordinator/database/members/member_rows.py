@@ -59,6 +59,7 @@ _OF_RUN = (
     .join_from(members, workers, workers.c.id == _M.worker_id)
     .where(its(_M.run_id), _M.declared_at.is_not(None), workers.c.revoked_at.is_(None))
 )
+_SIZES = sa.select(_M.worker_id, _M.samples).where(its(_M.run_id), among(_M.worker_id, "workers"))
 _SET = sa.update(members).where(its(_M.run_id), its(_M.worker_id))
 
 
@@ -84,10 +85,10 @@ def of_run(conn: sa.Connection, run_id: int) -> list[MemberRow]:
     return [MemberRow(**row) for row in rows]
 
 
-def sizes(conn: sa.Connection, run_id: int) -> dict[str, int]:
-    """Return the samples of the data of each machine that ever declared some for a run."""
-    query = sa.select(_M.worker_id, _M.samples).where(_M.run_id == run_id)
-    return {worker_id: int(samples) for worker_id, samples in conn.execute(query)}
+def sizes(conn: sa.Connection, run_id: int, worker_ids: Sequence[str]) -> dict[str, int]:
+    """Return the samples of the data of these machines for a run, withdrawn data too."""
+    values = {"its_run_id": run_id, "workers": sorted({*worker_ids})}
+    return {worker_id: int(samples) for worker_id, samples in conn.execute(_SIZES, values)}
 
 
 def counts(rows: Sequence[MemberRow]) -> MemberCounts:

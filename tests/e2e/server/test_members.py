@@ -16,11 +16,14 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.checking.case import Case, Draws
-from coordinator.database import contributions, runs
+from coordinator.database import contributions, merges, runs
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.tables.contributions import contributions as contributions_table
+from coordinator.database.tables.merges import merges as merges_table
 from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import heldout_sums
+from coordinator.merging import recipe as recipes
+from coordinator.merging.recipe import MergeRecipe
 from coordinator.runs.member_figures import MemberFigures, MemberLoss, figures
 from shared.errors import InvalidRunFile
 from shared.protocol.accounts import RunInfo
@@ -151,6 +154,33 @@ async def test_another_number_of_samples_begins_a_new_pass_and_the_same_none(
         assert reply.status_code == 204
         assert (await idle(ann))[0] == Reason.NO_FIT
         assert (await shown(home)).members == 0
+
+
+async def test_a_merge_weighs_members_by_samples_and_none_above_twice_its_share(
+    tmp_path: Path,
+) -> None:
+    sizes = {"Ann": 900, "Ben": 1, "Cid": 33, "Dan": 33, "Eve": 33}
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(TEXT.replace("quorum = 2", "quorum = 6\noverlap = true"))
+        for seed, (name, samples) in enumerate(sizes.items()):
+            worker = await home.join(name)
+            await declare(worker, samples)
+            await contribute(worker, seed)
+            if name == "Ann":
+                await contribute(worker, 77)  # two updates of a member are one member
+                await worker.http.delete(f"{API}/runs/tiny/data")  # its work still counts
+        await merge(home)
+        recipe = await home.coordinator.db.read(_last_recipe)
+        assert [row.samples for row in recipe.rows] == [4, 4, 1, 4, 4, 4]
+        shares = [weight / sum(recipe.weights) for weight in recipe.weights]
+        assert shares == pytest.approx([0.2, 0.2, 0.006, 0.198, 0.198, 0.198])
+
+
+def _last_recipe(conn: sa.Connection) -> MergeRecipe:
+    [row] = conn.execute(sa.select(merges_table)).mappings()
+    merged = merges.of_base(conn, row["run_id"], row["base"])
+    assert merged is not None
+    return recipes.read(conn, merged)
 
 
 @pytest.mark.parametrize(
