@@ -101,7 +101,7 @@ async def _demo(
         view.note(f"watch it in a browser: {url}/runs/{plan.name}")
         with view.stage(f"{options.volunteers} volunteers are joining"):
             volunteers = [
-                await processes.enter_async_context(_volunteer(directory, url, number))
+                await processes.enter_async_context(_volunteer(directory, url, number, plan))
                 for number in range(1, options.volunteers + 1)
             ]
         await _watch(base, plan, options, view, [server, *volunteers])
@@ -211,7 +211,7 @@ async def _listening(port: int, child: asyncio.subprocess.Process, complaints: P
 
 @contextlib.asynccontextmanager
 async def _volunteer(
-    directory: Path, url: str, number: int
+    directory: Path, url: str, number: int, plan: DemoRun
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     home = {"VOLUNTEER_HOME": str(directory / f"volunteer-{number}")}
     join = [*program("volunteer"), "join", f"{url}/join", "--name", f"volunteer-{number}"]
@@ -220,9 +220,21 @@ async def _volunteer(
             raise Unavailable(
                 f"volunteer {number} could not join: {_tail(directory / f'join-{number}.err')}"
             )
+    if plan.members_files:
+        await _add_data(plan, number, directory, home)
     work = [*program("volunteer"), "--no-ui", "--json"]
     async with _process(work, directory / f"volunteer-{number}.jsonl", **home) as child:
         yield child
+
+
+async def _add_data(plan: DemoRun, number: int, directory: Path, home: dict[str, str]) -> None:
+    """Let a volunteer add the files that it keeps, by the command that people type."""
+    paths = map(str, plan.members_files[number - 1])
+    add = [*program("volunteer"), "data", "add", plan.name, *paths, "--yes"]
+    async with _process(add, directory / f"data-{number}.log", **home) as child:
+        if await asyncio.wait_for(child.wait(), START_S) != 0:
+            reason = _tail(directory / f"data-{number}.err")
+            raise Unavailable(f"volunteer {number} could not add its data: {reason}")
 
 
 def _tail(path: Path) -> str:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +21,7 @@ from shared.workloads.base import DatasetManifest, is_here
 _FILES = files("coordinator.demo") / "files"
 VOCABULARY = 1024
 DIGITS_SIZE = 16  # pixels
+EXAMPLE_FILES = 150  # source files that are the example of members' data
 DIGITS_HELD_OUT = 0.11  # leaves 1,599 digits: 50 steps of 32 in one pass
 
 
@@ -31,6 +34,7 @@ class DemoRun(msgspec.Struct, frozen=True, kw_only=True):
     minutes: float = 2.0  # minutes of training
     preparing: str  # text that a person reads while it is prepared
     build: Callable[[Put], DatasetManifest] | None = None  # None = the run needs no dataset
+    members_files: tuple[tuple[Path, ...], ...] = ()  # files that each volunteer keeps
 
 
 class _DemoKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,10 +43,40 @@ class _DemoKind(msgspec.Struct, frozen=True, kw_only=True):
     preparing: str
     minutes: float = 2.0
     build: Callable[[Put], DatasetManifest] | None = None
+    at_members: bool = False
 
 
 def _texts(put: Put) -> DatasetManifest:
     return standard_library(put, VOCABULARY)
+
+
+def _example(put: Put) -> DatasetManifest:
+    """Build the example of members' data: the first part of the standard library's source."""
+    from shared.workloads.data.text_dataset import build_text
+
+    return build_text(
+        "example",
+        _source()[:EXAMPLE_FILES],
+        put,
+        vocab_size=VOCABULARY,
+        licence="PSF-2.0",
+        source="a part of the Python standard library of this machine",
+    )
+
+
+def _source() -> list[Path]:
+    from shared.workloads.data.documents import standard_library_files
+
+    return sorted(standard_library_files())
+
+
+def _kept(members: int) -> tuple[tuple[Path, ...], ...]:
+    """Return the other files in parts, one for each member: neighbouring folders, so that no two
+    members have the same subjects.
+    """
+    paths = _source()[EXAMPLE_FILES:]
+    edges = [len(paths) * part // members for part in range(members + 1)]
+    return tuple(tuple(paths[start:stop]) for start, stop in pairwise(edges))
 
 
 def _digits(put: Put) -> DatasetManifest:
@@ -73,6 +107,9 @@ DEMOS: dict[str, _DemoKind] = {
     # Shorter, since its tokenizer and its libraries take the rest of two minutes.
     "causal-lm": _DemoKind(preparing=_SOURCES, build=_texts, minutes=1.5),
     "rollouts": _DemoKind(preparing="setting up problems to sort", minutes=3.0),
+    "members": _DemoKind(
+        preparing="building the example of data that members keep", build=_example, at_members=True
+    ),
 }
 
 
@@ -96,4 +133,5 @@ def demo_run(workload: str, volunteers: int) -> DemoRun:
         minutes=kind.minutes,
         preparing=kind.preparing,
         build=kind.build,
+        members_files=_kept(volunteers) if kind.at_members else (),
     )

@@ -73,17 +73,26 @@ def read_documents(
             raise no_source(path)
 
 
+def standard_library_files() -> Iterator[Path]:
+    """Yield the source files of the running Python's own library, without tests and tables."""
+    root = _stdlib()
+    for path in walk(root, _STDLIB_SKIPPED):
+        if path.suffix == ".py" and path.relative_to(root).parts[0] != _STDLIB_TABLES:
+            yield path
+
+
 def standard_library_documents() -> Iterator[Document]:
     """Yield the source text of the running Python's own library, without tests and tables."""
-    root = Path(sysconfig.get_paths()["stdlib"])
     skipped = Skipped()
-    for path in walk(root, _STDLIB_SKIPPED):
-        inside = path.relative_to(root)
-        if path.suffix == ".py" and inside.parts[0] != _STDLIB_TABLES:
-            try:
-                yield from _text(path, inside.as_posix())
-            except InvalidRunFile as error:
-                skipped.add(error.message)
+    for path in standard_library_files():
+        try:
+            yield from _text(path, path.relative_to(_stdlib()).as_posix())
+        except InvalidRunFile as error:
+            skipped.add(error.message)
+
+
+def _stdlib() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
 
 
 def _directory(root: Path, skipped: Skipped, column: str) -> Iterator[Document]:
