@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 import tomlkit
 import transformers
+from msgspec.json import encode
 from PIL import Image
 from safetensors.torch import load_file
 
 from coordinator.runs.run_recipe import recipes
 from shared.decoding import decode
+from shared.protocol.limits import API
+from shared.protocol.members import MemberData
 from shared.protocol.versions import VersionManifest
 from shared.workloads.base import DatasetManifest, load
 from shared.workloads.data.image_sources import digit_pictures
@@ -43,6 +46,7 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "dcgan": {"model": {"generator_width": 4, "discriminator_width": 4}},
     "gpt": {"model": {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}},
     "speed-run": {"model": {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}},
+    "members": {"model": {"block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 32}},
     "gomoku": {"task.options": {"games": 2, "simulations": 4}},
     "reason": {
         "model": {"n_layer": 1, "n_head": 2, "n_embd": 32},
@@ -117,6 +121,9 @@ async def trained(data_dir: Path, name: str) -> list[float]:
         row = (await home.coordinator.runs.queries.listing())[0]
         worker = await home.join("Ann", workloads=[row.workload])
         await home.coordinator.replay.tend(1)  # makes the task of a warm start
+        if row.members is not None:  # this member has the texts of the example
+            numbers = MemberData(samples=64, items=64 * 32, heldout=1)
+            await worker.http.put(f"{API}/runs/{name}/data", content=encode(numbers))
         lease = await worker.claim()
         begun = await worker.begin(lease)
         assert begun.manifest is not None
@@ -142,6 +149,7 @@ def test_the_list_says_what_each_is_for(run: Run, tmp_path: Path) -> None:
         "gomoku",
         "gpt",
         "lora-chat",
+        "members",
         "pretrain-small",
         "reason",
         "speed-run",
