@@ -5,6 +5,7 @@ Names of this module stay, and keep their meaning, as long as `API_VERSION` is t
 
 from __future__ import annotations
 
+from shared.workloads.declaration import Declaration
 from shared.workloads.derived.labelled_pictures import pictures, skip
 from shared.workloads.derived.model_code import ModelCode, TrainerLike
 from shared.workloads.derived.model_trial import Trial, trial
@@ -14,6 +15,7 @@ API_VERSION = 1
 
 __all__ = [
     "API_VERSION",
+    "Declaration",
     "ModelCode",
     "OwnModel",
     "TrainerLike",

@@ -408,6 +408,8 @@ def _code(about: Definition, tokenizer: bool) -> list[str]:
         'weights = load_file("model.safetensors")',
         f'workload = load("{about.file.workload}")',
     ]
+    if about.declaration.output == "none":
+        return [*lines, "print({name: value.shape for name, value in weights.items()})"]
     if not writes:
         return [
             *lines,

@@ -14,7 +14,7 @@ import msgspec
 
 from shared.sentences import Sentence
 
-Output: TypeAlias = Literal["text", "image", "moves"]
+Output: TypeAlias = Literal["text", "image", "moves", "none"]
 Teaching: TypeAlias = Literal["samples", "experience"]
 # Meaning of "loss" in the result of `Workload.evaluate`, which is lower for a better version:
 # a loss, the share of problems that is not solved, a loss that matches overrule, a distance.
@@ -53,4 +53,6 @@ def refusal(output: Output, subject: Subject, name: str) -> Sentence | None:
         return Sentence('"{name}" writes text: volunteer generate {name}', name=name)
     if output == "image":
         return Sentence('"{name}" draws pictures: volunteer generate {name}', name=name)
+    if output == "none":
+        return Sentence('"{name}" answers nobody: its organiser exports it', name=name)
     return Sentence('"{name}" plays a game: volunteer play {name}', name=name)

@@ -250,7 +250,8 @@ async def test_scores_before_and_after_stand_beside_the_loss(engine: FakeEngine)
         (scenes.RUN, "volunteer chat stdlib-gpt"),
         (replace(scenes.RUN, dataset="", items="answers"), "volunteer chat stdlib-gpt"),
         (replace(scenes.RUN, output="moves"), "volunteer play stdlib-gpt"),
-        (replace(scenes.RUN, output="image"), "a picture of this run: volunteer"),
+        (replace(scenes.RUN, output="image"), "draws"),
+        (replace(scenes.RUN, output="none"), "answers nobody"),
     ],
 )
 async def test_the_model_of_a_run_is_met_by_a_command(

@@ -16,7 +16,7 @@ from shared.workloads.base import Config, Data, Weights
 from shared.workloads.data.image_chunks import Images, unit_range
 from shared.workloads.data.windows import Windows
 from shared.workloads.derived.derived_facts import BLOCK, DataKind, derived_of, image_shape
-from shared.workloads.derived.model_code import ModelCode, TrainerLike, load_code
+from shared.workloads.derived.model_code import DERIVED, ModelCode, TrainerLike, load_code, table_of
 from shared.workloads.derived.sample_records import Records
 from shared.workloads.derived.seeded_draws import InitialDraws, SeededDraws
 from shared.workloads.training.device_differences import to_device, to_host
@@ -37,22 +37,16 @@ class BuiltModel:
         seed: int = 0,
     ) -> None:
         self.code: ModelCode[Any, Any] = load_code(reference)
+        table = {key: value for key, value in config.items() if key != DERIVED}
+        self._table = table_of(self.code, table)
+        layout = derived_of(config).tensors
+        self._check_on_meta(layout)
         with SeededDraws(InitialDraws(seed)):
-            self.model: nn.Module = self.code.build(config).float()
+            self.model: nn.Module = self.code.build(self._table).float()
+        self._check(layout_of(self.model), layout)
         self._trainer: TrainerLike | None = (
             self.code.trainer(self.model) if self.code.trainer else None
         )
-        layout = derived_of(config).tensors
-        here = layout_of(self.model)
-        if here != layout:
-            place = next(
-                (pair for pair in zip(here, layout, strict=False) if pair[0] != pair[1]), ()
-            )
-            raise InvalidFrame(
-                f"{self.code.file}: {self.code.model.__name__}() builds another model here than"
-                f" where the run was created ({' and '.join(map(_in_words, place))}): its shapes"
-                " must follow from [model] alone, and both sides need the same release of it"
-            )
         if weights is not None:
             self._load(weights)
         self.model.to(device)
@@ -118,6 +112,27 @@ class BuiltModel:
     def token_sample(self, window: Tensor) -> object:
         """Return a window of tokens as the code's functions expect it."""
         return window if self._trainer is None else {"input_ids": window, "labels": window}
+
+    def _check_on_meta(self, layout: Layout) -> None:
+        """Check the shapes before a wrong config takes memory, for models that can be built so."""
+        try:
+            with torch.device("meta"):
+                model = self.code.build(self._table)
+            here = layout_of(model)
+        except Exception:  # the model computes with numbers while it is built
+            return
+        self._check(here, layout)
+
+    def _check(self, here: Layout, layout: Layout) -> None:
+        if here == layout:
+            return
+        pairs = zip(here, layout, strict=False)
+        first = next((pair for pair in pairs if pair[0] != pair[1]), (here[-1], layout[-1]))
+        raise InvalidFrame(
+            f"{self.code.file}: {self.code.model.__name__}() builds another model here than where"
+            f" the run was created ({' and '.join(map(_in_words, first))}): its shapes must follow"
+            " from [model] alone, and both sides need the same release of it"
+        )
 
     def _load(self, weights: Weights) -> None:
         with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from time import monotonic
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import Config, Data, Sample, Weights
 from shared.workloads.data.image_chunks import to_pixels
 from shared.workloads.data.image_files import Pixels, write_png
@@ -16,7 +18,8 @@ from shared.workloads.data.resize import tile
 from shared.workloads.data.windows import spread
 from shared.workloads.derived.built_model import BuiltModel, SampleBatches
 from shared.workloads.derived.derived_facts import CodePlace, derived_of, sample_counts
-from shared.workloads.derived.seeded_draws import SampleDraws, SeededDraws
+from shared.workloads.derived.model_code import load_code
+from shared.workloads.derived.seeded_draws import InitialDraws, SampleDraws, SeededDraws
 
 _EVAL_FLOPS = 3e11  # ten seconds on a slow core
 _LEAST, _MOST = 64, 4096  # samples
@@ -55,20 +58,42 @@ def heldout_loss(
 
 
 @torch.no_grad()
-def shown(place: CodePlace, config: Config, weights: Weights, data: Data) -> Sample:
-    """Return held-out samples, from the lowest loss to the highest, as pictures if possible."""
+def shown(
+    place: CodePlace, config: Config, weights: Weights, data: Data | None, draw_seed: str
+) -> Sample:
+    """Return pictures that the model draws, or held-out samples from the lowest loss to the
+    highest.
+    """
+    if data is None or load_code(place.code).draw is not None:
+        return _drawn(BuiltModel(place.code, config, weights=weights), draw_seed)
     built, batches, count = _opened(place, config, weights, data, _SHOWN)
-    losses = [float(_loss(built, batches, at, at + 1)) for at in range(count)]
-    order = sorted(range(count), key=lambda at: (losses[at], at))
+    losses = [float(_loss(built, batches, index, index + 1)) for index in range(count)]
+    order = sorted(range(count), key=lambda index: (losses[index], index))
     low, high = losses[order[0]], losses[order[-1]]
     title = f"{count} held-out samples, from loss {low:.3g} to {high:.3g}"
     for values in batches.fields(0, count).values():
         pixels = _pixels(values)
         if pixels is not None:
-            sheet = write_png(tile(pixels[order], _ROW))
-            return Sample(kind="png", title=title, data=sheet)
-    lines = [f"{place}: sample {at}, loss {losses[at]:.4g}" for place, at in enumerate(order, 1)]
+            return Sample(kind="png", title=title, data=write_png(tile(pixels[order], _ROW)))
+    lines = [f"{n}: sample {index}, loss {losses[index]:.4g}" for n, index in enumerate(order, 1)]
     return Sample(kind="text", title=title, text="\n".join(lines))
+
+
+def _drawn(built: BuiltModel, seed: str) -> Sample:
+    """Return pictures that the author's `draw` makes. Raises InvalidRunFile."""
+    code = built.code
+    if code.draw is None:
+        raise BadRequest(f"{code.file} draws nothing: give ModelCode a `draw(model, count)`")
+    number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little") >> 1
+    with SeededDraws(InitialDraws(number)):
+        images = code.draw(built.model.eval(), _SHOWN).float().clamp(-1, 1)
+    if images.ndim != 4 or images.shape[1] not in (1, 3):
+        raise InvalidRunFile(
+            f"{code.file}: {code.draw.__name__}() returned the shape {tuple(images.shape)}: return"
+            " pictures (N, 1 or 3, height, width) from -1 to 1"
+        )
+    sheet = write_png(tile(to_pixels(images.numpy()), _ROW))
+    return Sample(kind="png", title=f"{len(images)} pictures", data=sheet)
 
 
 def _opened(

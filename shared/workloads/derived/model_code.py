@@ -20,7 +20,6 @@ import msgspec
 from shared.decoding import complaint, convert
 from shared.errors import InvalidRunFile, VolunteerError
 from shared.settings import Table, check_keys, read_table
-from shared.workloads.base import Config
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -48,6 +47,7 @@ class ModelCode(Generic[M, B]):
     `compute_loss` and `data_collator` in its place; without both the model has Lightning's
     `training_step`. `samples` yields samples of files: tuples or dicts of arrays and numbers, each
     of the same shapes. `batch` makes a batch of a list of samples, in place of stacking them.
+    `draw` returns a number of pictures of the model, (N, C, H, W) from -1 to 1.
     """
 
     model: Callable[..., M]
@@ -55,19 +55,19 @@ class ModelCode(Generic[M, B]):
     samples: Callable[..., Iterable[object]] | None = None
     batch: Callable[[list[Any]], B] | None = None
     trainer: Callable[[M], TrainerLike] | None = None
+    draw: Callable[[M, int], Tensor] | None = None
 
     @property
     def file(self) -> str:
         """Return the author's file, for sentences."""
         return file_of(sys.modules[self.model.__module__].__file__ or self.model.__module__)
 
-    def build(self, config: Config) -> M:
-        """Return a new model. Raises InvalidRunFile."""
+    def build(self, table: Mapping[str, object]) -> M:
+        """Return a new model of a checked table. Raises InvalidRunFile."""
         from torch import nn
 
-        values = {key: value for key, value in config.items() if key != DERIVED}
         kind = _dataclass_of(self.model)
-        built = self.model(kind(**values)) if kind else self.model(**values)
+        built = self.model(kind(**table)) if kind else self.model(**table)
         if not isinstance(built, nn.Module):
             raise InvalidRunFile(
                 f"{self.file}: {self.model.__name__}() returned {type(built).__name__}: return a"

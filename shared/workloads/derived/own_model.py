@@ -48,7 +48,7 @@ from shared.workloads.derived.derived_facts import (
     sample_counts,
 )
 from shared.workloads.derived.model_code import DERIVED
-from shared.workloads.derived.sample_records import MADE_FOR, build_records
+from shared.workloads.derived.sample_records import FIELDS, MADE_FOR, build_records
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 _CHILD_S = 600
 
 _DECLARATIONS: Mapping[DataKind, Declaration] = {
-    "samples": Declaration(output="image", items="samples"),
-    "images": Declaration(output="image", items="images"),
+    "samples": Declaration(output="none", items="samples"),
+    "images": Declaration(output="none", items="images"),
     "tokens": Declaration(output="text"),
 }
 
@@ -91,6 +91,7 @@ class OwnModel(Workload):
         described = None
         if manifest is not None:
             self._check_kind(manifest)
+        if manifest is not None and (self.data != "samples" or FIELDS in manifest.meta):
             described = msgspec.structs.replace(manifest, chunks=(), heldout=(), assets={})
         table = {key: value for key, value in raw.items() if key != DERIVED}
         request = TableRequest(code=self.code, data=self.data, table=table, manifest=described)
@@ -189,9 +190,7 @@ class OwnModel(Workload):
             return text_sample(decoder, prompt, seed)
         from shared.workloads.derived.heldout_loss import shown
 
-        if data is None:
-            raise BadRequest(f"{self.name} shows samples of its dataset, so it needs one")
-        return shown(self._place, config, weights, data)
+        return shown(self._place, config, weights, data, f"{seed}/{prompt}")
 
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
@@ -208,6 +207,12 @@ class OwnModel(Workload):
 
         built = BuiltModel(self.code, config, weights=weights, device=device)
         return WholeDecoder(built, config, tokenizer, slots, device)
+
+    def model(self, config: Config, weights: Weights) -> torch.nn.Module:
+        """Return the author's model with the weights of a version, for use."""
+        from shared.workloads.derived.built_model import BuiltModel
+
+        return BuiltModel(self.code, config, weights=weights).model.eval()
 
     def export(self, config: Config, weights: Weights) -> dict[str, torch.Tensor]:
         from shared.workloads.derived.built_model import BuiltModel

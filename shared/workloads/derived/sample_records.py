@@ -99,6 +99,8 @@ def read_fields(manifest: DatasetManifest) -> Fields:
 
 def counts_of(manifest: DatasetManifest) -> list[int]:
     """Return the samples of each chunk. Raises InvalidRunFile for a chunk of another size."""
+    if FIELDS not in manifest.meta:  # the imagined dataset of a simulation
+        return [chunk.items for chunk in manifest.chunks]
     size = record_type(read_fields(manifest)).itemsize
     for index, chunk in enumerate(manifest.chunks):
         if chunk.items < 0 or chunk.size != chunk.items * size:

@@ -21,6 +21,7 @@ import openai
 import pytest
 import uvicorn
 
+from coordinator.admin.datasets import AddDataset, add
 from coordinator.admin.registry import COMMANDS
 from coordinator.database.ledger import gifts
 from coordinator.http.app import create_app
@@ -44,6 +45,7 @@ from tests.support.local_coordinator import LocalCoordinator, Worker, local_coor
 from tests.support.rollouts_run import RUN as PROBLEMS
 from tests.support.selfplay_run import RUN as GAMES
 from tests.support.served import accepting
+from tests.support.workloads import example_workload
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.main import run_command
 from volunteer.net.api import Api
@@ -61,6 +63,8 @@ RUNS: Mapping[str, str] = {
     "gomoku": GAMES,
     "rollouts": PROBLEMS.replace("context = 14", "context = 64"),
 }
+# A model of somebody's own, by the package of docs/workload.md.
+OWN = 'name = "own"\nworkload = "cnn"\ndataset = "digits"\n[task]\nbatch_size = 8\n'
 
 
 class Cell(NamedTuple):
@@ -93,10 +97,13 @@ async def serving(path: Path, text: str) -> AsyncIterator[Cell]:
         coordinator = home.coordinator
         if 'workload = "dcgan"' in text:
             await coordinator.datasets.add(copied)
+        if text == OWN:
+            files = (str(example_workload.write_digits(path / "digits", 100)),)
+            await add.run(coordinator, AddDataset(name="digits", files=files, workload="cnn"))
         run = await home.start_run(text + SERVE)
         while await coordinator.evaluation.evaluate_next():
             pass
-        ann = await home.join("Ann", workloads=list(RUNS))
+        ann = await home.join("Ann", workloads=[*RUNS, "cnn"])
         await coordinator.db.write(
             lambda conn: gifts.grant(conn, ann.volunteer_id, "test", 10**12, "", 1.0)
         )
@@ -170,7 +177,7 @@ async def play(cell: Cell) -> None:
         Address(url=cell.url, tls_pin=""), clock=SystemClock(), token=identity.token, transport=None
     )
     rival = Rival(
-        Api(client), cell.run, public_key=identity.public_key, enabled=tuple(RUNS),
+        Api(client), cell.run, public_key=identity.public_key, enabled=(*RUNS, "cnn"),
         directory=cell.path / "cache",
     )  # fmt: skip
     try:
@@ -185,7 +192,7 @@ async def press(cell: Cell) -> None:
     """The app's key on this run starts what the declaration says."""
     info = await cell.home.coordinator.runs.queries.info(cell.run)
     output = cell.workload.declaration.output
-    commands = {"text": "chat", "moves": "play", "image": ""}
+    commands = {"text": "chat", "moves": "play", "image": "", "none": ""}
     assert run_keys.command_for(info) == commands[output]
 
 
@@ -194,7 +201,7 @@ async def press(cell: Cell) -> None:
 
 async def sample(cell: Cell) -> None:
     (version,) = await cell.home.coordinator.runs.queries.versions(cell.run)
-    assert bool(version.picture) == (cell.workload.declaration.output == "image")
+    assert bool(version.picture) == (cell.workload.declaration.output in ("image", "none"))
     assert version.picture or version.sample
 
 
@@ -332,14 +339,16 @@ def test_no_workload_is_left_out() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", [*RUNS, "cnn"])
 async def test_each_cell_works_or_is_refused_by_declaration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     monkeypatch.setenv("VOLUNTEER_HOME", str(tmp_path / "home"))
+    if name == "cnn":
+        monkeypatch.syspath_prepend(str(example_workload.install(tmp_path)))
     workload = load(name)
     found: dict[str, str] = {}
-    async with serving(tmp_path, RUNS[name]) as cell:
+    async with serving(tmp_path, RUNS.get(name, OWN)) as cell:
         for subject, act in cells(workload).items():
             capsys.readouterr()
             found[subject] = await outcome(act, cell, capsys)

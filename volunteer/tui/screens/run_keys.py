@@ -13,7 +13,8 @@ from textual.app import SuspendNotSupported
 
 from shared.errors import Unreachable
 from shared.protocol.accounts import RunInfo
-from volunteer.i18n.catalogue import N_, _
+from shared.workloads.declaration import refusal
+from volunteer.i18n.catalogue import N_, _, shown
 from volunteer.machine import outside
 from volunteer.tui.keys import KeyCommand
 
@@ -59,16 +60,16 @@ def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
         return
     command = command_for(info)
     if not command:
-        app.tell(_("a picture of this run: volunteer generate {run}", run=info.name))
+        app.tell(shown(refusal(info.output, "ask", info.name) or ""))
         return
     app.run_worker(_lend(app, command, info.name), group="lend", exclusive=True)
 
 
 def command_for(info: RunInfo) -> str:
     """Return the command that meets the model of a run in the terminal; "" for a model that
-    draws.
+    draws, or answers nobody.
     """
-    return {"text": "chat", "moves": "play", "image": ""}[info.output]
+    return {"text": "chat", "moves": "play", "image": "", "none": ""}[info.output]
 
 
 async def _lend(app: VolunteerApp, word: str, run: str) -> None:

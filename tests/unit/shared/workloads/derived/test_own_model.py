@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from shared.errors import InvalidFrame, InvalidRunFile
+from shared.errors import BadRequest, InvalidFrame, InvalidRunFile
 from shared.workloads.base import DatasetManifest, DatasetWanted, Job, TrainSettings
+from shared.workloads.data.image_files import read_png
 from shared.workloads.derived.derived_facts import DataKind, derived_of
 from shared.workloads.derived.own_model import OwnModel
 from tests.support.workloads.tiny_dcgan import stripes
@@ -153,6 +154,49 @@ def model():
 """
     workload = write(module, "code = ModelCode(model)")
     assert derived_of(workload.config({}, PICTURES)).additive
+
+
+DRAW = "def draw(net, count): return torch.randn(count, 1, 8, 8) * net[1].weight.std() * 9"
+
+
+def test_a_sample_is_drawn_by_the_author_or_shows_what_is_held_out(
+    write: Write, tmp_path: Path
+) -> None:
+    data = _Folder(stripes(put_in(tmp_path)), tmp_path)
+    workload = write(MODEL, LOSS, CODE)
+    config = workload.config({}, data.manifest)
+    weights = workload.init(config, 1)
+    shown = workload.sample(config, weights, data, "", 1)
+    assert shown.title.startswith("32 held-out samples, from loss 0")
+    assert read_png(shown.data).shape == (42, 82)
+    with pytest.raises(BadRequest, match=r"authors.*draws nothing: give ModelCode a `draw"):
+        workload.sample(config, weights, None, "", 1)
+    drawing = write(MODEL, LOSS, DRAW, "code = ModelCode(model, loss, draw=draw)")
+    pictures = [drawing.sample(config, weights, None, "", seed).data for seed in (1, 1, 2)]
+    assert pictures[0] == pictures[1] != pictures[2]
+    wrong = write(
+        MODEL, LOSS, DRAW.replace("1, 8", "4, 8"), "code = ModelCode(model, loss, draw=draw)"
+    )
+    with pytest.raises(InvalidRunFile, match=r"draw\(\) returned the shape \(32, 4, 8, 8\)"):
+        wrong.sample(config, weights, None, "", 1)
+
+
+def test_a_version_is_a_model_of_the_authors(write: Write) -> None:
+    workload = write(MODEL, LOSS, CODE)
+    config = workload.config({}, PICTURES)
+    weights = workload.init(config, 1)
+    model = workload.model(config, workload.export(config, weights))
+    assert not model.training
+    assert torch.equal(dict(model.named_parameters())["1.weight"], weights["1.weight"])
+
+
+def test_a_config_of_another_type_or_size_is_refused_before_it_takes_memory(write: Write) -> None:
+    workload = write(MODEL, LOSS, CODE)
+    config = workload.config({}, PICTURES)
+    with pytest.raises(InvalidRunFile, match="width: expected a whole number"):
+        workload.init({**config, "width": "4"}, 0)
+    with pytest.raises(InvalidFrame, match="builds another model here"):
+        workload.init({**config, "width": 1 << 40}, 0)
 
 
 # ------------------------------------------------------------------------------------- wrong code
