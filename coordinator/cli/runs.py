@@ -109,6 +109,11 @@ def create(
             "PATH`: you get updates, losses and numbers of samples. Nobody else can do their work "
             "again, so it is never checked by recomputing: invite people whom you trust."
         )
+    if run.privacy is not None:
+        print(
+            f"Its merges add noise of {run.privacy.noise:.3g} times the influence of one member: "
+            f"{run.privacy.text}."
+        )
     for sentence in done.advice:
         print(f"Beware: {sentence}.")
     print(where.hint(f"Next: `coordinator run start {run.name}`"))

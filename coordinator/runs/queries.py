@@ -291,6 +291,7 @@ class RunQueries:
                 *too_large(_memory(run, about), devices),
                 *(() if dataset is None else _dialogues_advice(run, dataset.manifest)),
                 *bounded(run.steps_provable),
+                *privacy.drowned(file.privacy, about.plan, about.parameters),
             )
 
         return await self._db.read(read)

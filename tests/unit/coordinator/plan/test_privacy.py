@@ -14,6 +14,7 @@ from coordinator.plan.plan import plan
 from coordinator.plan.privacy import (
     PrivacySettings,
     check,
+    drowned,
     epsilon_after,
     merges_within,
     resolved,
@@ -126,3 +127,16 @@ def test_a_private_run_publishes_nothing_but_the_noisy_sum(
 def test_privacy_is_for_data_that_members_keep() -> None:
     with pytest.raises(InvalidRunFile, match='at = "members"'):
         check(BUDGET, plan({}), WEIGHTS, at_members=False, gate=False)
+
+
+@pytest.mark.parametrize(
+    ("noise", "quorum", "parameters", "warned"),
+    [(1.0, 100, 10_000, False), (1.0, 100, 1_000_000, True), (0.0, 1, 1_000_000, False)],
+)
+def test_noise_that_drowns_the_updates_is_told(
+    noise: float, quorum: int, parameters: int, warned: bool
+) -> None:
+    settings = msgspec.structs.replace(BUDGET, noise=noise)
+    advice = drowned(settings, plan({"quorum": quorum}), parameters)
+    assert bool(advice) == warned
+    assert all("quorum" in sentence and "250 members" in sentence for sentence in advice)
