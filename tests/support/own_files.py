@@ -30,7 +30,7 @@ async def add(
     client = machine.connect()(identity.address, identity.token)
     try:
         api = Api(client)
-        found = await member_run(api, run, identity.public_key, ("gpt", "dcgan"))
+        found = await member_run(api, run, identity.public_key, ("gpt", "dcgan", "causal-lm"))
         own = own_data_of(machine)
         with own.building(run) as target:
             sources = OwnSources(paths=paths)

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
@@ -33,6 +34,7 @@ MEMBERS = (
     + '[data]\nat = "members"\n[evaluation]\nevery = 1000\n'
 )
 MARK = "zq7canary"
+PAGES = ("/", "/runs/tiny", "/metrics")
 
 
 class Tap:
@@ -183,6 +185,7 @@ def test_five_members_learn_together_and_nothing_of_theirs_is_anywhere_else(
             watched.until_merged()
         again = Watched(stack.enter_context(machines[1].working()))  # with its own data, as before
         again.until_merged()
+        pages = [httpx.get(f"{server.url}{path}").content for path in PAGES]
         for watched in (*work, again):
             watched.child.kill()
         assert server.stop() == 0
@@ -191,5 +194,6 @@ def test_five_members_learn_together_and_nothing_of_theirs_is_anywhere_else(
     assert checked.returncode == 0, checked.stdout + checked.stderr
     stored = [path.read_bytes() for path in place.rglob("*") if path.is_file()]
     assert b"loss_first" in tap.sent  # what is searched holds what was sent
-    for data in (bytes(tap.sent), written, *stored):
+    assert all(b"tiny" in page for page in pages)
+    for data in (bytes(tap.sent), written, *pages, *stored):
         assert MARK.encode() not in data
