@@ -423,6 +423,13 @@ class Workload(Protocol):
         weights and data alone.
         """
 
+    def check_trains(self, job: Job) -> None:
+        """Raise BadRequest for a task that is no training with a delta or a gradient."""
+        if job.kind != "train" or job.update not in ("delta", "gradient"):
+            raise BadRequest(
+                f"{self.name} has no task of the kind {job.kind} with the update {job.update}"
+            )
+
     def evaluate(
         self,
         config: Config,

@@ -99,10 +99,7 @@ class CausalWorkload(Workload):
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.causal_lm.train import CausalWork
 
-        if job.kind != "train" or job.update not in ("delta", "gradient"):
-            raise BadRequest(
-                f"causal-lm has no task of the kind {job.kind} with the update {job.update}"
-            )
+        self.check_trains(job)
         return CausalWork(job, weights, data, device)
 
     def evaluate(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared.errors import BadRequest
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import (
     Config,
@@ -87,10 +86,7 @@ class DcganWorkload(Workload):
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.dcgan.train import DcganWork
 
-        if job.kind != "train" or job.update not in ("delta", "gradient"):
-            raise BadRequest(
-                f"dcgan has no task of the kind {job.kind} with the update {job.update}"
-            )
+        self.check_trains(job)
         return DcganWork(job, weights, data, device)
 
     def evaluate(

@@ -17,7 +17,7 @@ from shared.workloads.data.windows import of_pass
 from shared.workloads.derived.built_model import BuiltModel, SampleBatches
 from shared.workloads.derived.derived_facts import CodePlace, derived_of, sample_counts
 from shared.workloads.derived.seeded_draws import AttentionDropout, SampleDraws, SeededDraws
-from shared.workloads.training.device_differences import release, to_host
+from shared.workloads.training.device_differences import to_host
 from shared.workloads.training.micro_batch import MicroBatchPace
 from shared.workloads.training.ranks import Begin, Ranks
 from shared.workloads.training.step_loop import StepLoss, StepWork
@@ -146,4 +146,3 @@ class DerivedWork(StepWork):
     def _move(self, device: str) -> None:
         super()._move(device)
         self._before = {name: value.to(device) for name, value in self._before.items()}
-        release(device)

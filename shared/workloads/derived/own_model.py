@@ -160,10 +160,7 @@ class OwnModel(Workload):
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.derived.derived_work import DerivedWork
 
-        if job.kind != "train" or job.update not in ("delta", "gradient"):
-            raise BadRequest(
-                f"{self.name} has no task of the kind {job.kind} with the update {job.update}"
-            )
+        self.check_trains(job)
         return DerivedWork(self._place, job, weights, data, device)
 
     def evaluate(

@@ -74,8 +74,7 @@ class GptWorkload(Workload):
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.gpt.train import GptWork
 
-        if job.kind != "train" or job.update not in ("delta", "gradient"):
-            raise BadRequest(f"gpt has no task of the kind {job.kind} with the update {job.update}")
+        self.check_trains(job)
         return GptWork(job, weights, data, device)
 
     def evaluate(

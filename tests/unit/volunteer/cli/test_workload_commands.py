@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+from hatchling.build import build_wheel
 
 from shared.errors import BadRequest, Conflict
+from shared.workloads.base import load
 from tests.support.sources import ROOT
+from volunteer.cli.main import run_command
 from volunteer.cli.workload_commands import write_package
 
 
@@ -31,6 +35,22 @@ def test_the_package_passes_its_own_tests(tmp_path: Path) -> None:
         timeout=120,
     )
     assert "2 passed" in result.stdout, result.stdout[-3000:] + result.stderr[-1000:]
+
+
+def test_the_command_writes_a_package_that_can_be_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command(["workload", "new", "leaf-kind"]) == 0
+    model = Path("leaf-kind/volunteer_leaf_kind/model.py")
+    assert f"next: change {model}, then `pip install -e leaf-kind`" in capsys.readouterr().out
+    assert run_command(["workload", "new", "leaf-kind"]) == 1
+    monkeypatch.chdir("leaf-kind")
+    wheel = build_wheel(str(tmp_path))
+    with zipfile.ZipFile(tmp_path / wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert load("leaf-kind").name == "leaf-kind"
 
 
 def test_a_name_that_is_none_or_a_folder_that_exists_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from shared.workloads.derived.seeded_draws import (
 DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": lambda x: F.dropout(x, 0.3),
     "dropout2d": lambda x: F.dropout2d(x[..., None], 0.3),
+    "native_dropout": lambda x: torch.native_dropout(x, 0.3, True)[0],  # a GPU's
     "randn_like": torch.randn_like,
     "rand": lambda x: torch.rand(x.shape),
     "randn": lambda x: torch.randn(len(x), 3),
