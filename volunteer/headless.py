@@ -139,7 +139,8 @@ def status_lines(status: Status) -> list[str]:
     if status.finishing:
         lines.append(_("finishing: no new work is taken"))
     lines += [task_line(task) for task in status.tasks]
-    if not status.tasks and status.idle:
+    paused = any(not pause.device for pause in status.pauses)
+    if status.idle and not (status.tasks or paused):  # a paused machine has asked for nothing since
         lines.append(
             _("idle ({reason}): {message}", reason=status.idle, message=status.idle_message)
         )

@@ -76,9 +76,11 @@ def judge(
     if not any(alive(replica, overview.at) for replica in overview.replicas):
         standing = ()  # no server checks any more
     alerts = [_told(alert) for alert in standing if alert.kind not in OF_RUNS]
-    troubles = [*_servers(overview), *_database(overview), *_work(overview), *alerts]
+    troubles = [*_servers(overview), *_database(overview), *_work(overview)]
+    troubles += [alert for alert in alerts if alert.level == "bad"]
     if any(alive(replica, overview.at) for replica in overview.replicas):
         troubles += [trouble for run in overview.runs for trouble in _run(run)]
+    troubles += [alert for alert in alerts if alert.level != "bad"]  # these stop nothing yet
     troubles.sort(key=lambda trouble: _ORDER[trouble.level])
     if not troubles:
         return Trouble(level="good", subject="", text=_well(overview)), ()

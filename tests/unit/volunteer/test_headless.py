@@ -262,10 +262,11 @@ def test_the_status_says_what_is_done_and_why_nothing_is() -> None:
         '"Ann" at home',
         "online",
         "everything paused by battery: on battery; until it is plugged in",
-        "idle (no_run)",
         "finishing",
     ):
         assert phrase in text, phrase
+    assert "idle" not in text  # a paused machine has no work for another reason
+    assert "idle (no_run)" in "\n".join(status_lines(replace(status, pauses=())))
 
 
 def test_the_status_says_of_problems_the_share_that_is_solved() -> None:

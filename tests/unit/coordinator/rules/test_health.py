@@ -125,6 +125,14 @@ def test_each_alert_that_stands_is_a_trouble(kind: AlertKind) -> None:
     assert [each[1] for each in troubles(old, replace(NO_BACKUP, kind=kind))] == ["server"]
 
 
+def test_a_run_that_stands_still_comes_before_what_stops_nothing_yet() -> None:
+    still = Standstill(cause=Cause.NOBODY, message="nobody is here", todo="invite somebody")
+    old_backup = replace(NO_BACKUP, level="watch")
+    verdict, troubles = health.judge(run(standstill=still), (old_backup,))
+    assert verdict.text == "gpt: nobody is here (and 1 more)"
+    assert [trouble.subject for trouble in troubles] == ["gpt", "backup"]
+
+
 @pytest.mark.parametrize(
     ("ahead_s", "said"), [(7200.0, "2:00 h ahead of"), (-90.0, "1:30 min behind"), (59.0, "")]
 )
