@@ -198,6 +198,7 @@ class Views:
             wheel = await server.wheel()
             pinned = bool(server.address.tls_pin)
             lines = installations(wheel, server.address.url, pinned=pinned) if wheel else ()
+            running = [row for row in await self._public.listing() if row.state == "running"]
             body = self._page(
                 "join.html",
                 phone=system == "phone",
@@ -207,6 +208,7 @@ class Views:
                 link=link,
                 code=None if self._invited else square(link),
                 invited=self._invited,
+                members_runs=[row.name for row in running if definition(row).at_members],
             )
             return made(HTML, body, varies="accept-encoding, user-agent")
 

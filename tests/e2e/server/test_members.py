@@ -278,21 +278,23 @@ async def test_a_run_file_that_cannot_be_is_refused(
             await home.coordinator.runs.create(text)
 
 
-async def measured_by_two(path: Path) -> str:
-    """Let two members measure a version; return the page of the run."""
+async def measured_by_two(path: Path) -> list[str]:
+    """Let two members measure a version; return the page of the run, and that of joining."""
     async with local_coordinator(path, public_page=True) as home:
         await home.start_run(TEXT)
         for name, samples, loss in (("Ann", 10, 2.0), ("Ben", 90, 4.0)):
             worker = await home.join(name)
             await declare(worker, samples)
             await contribute(worker, samples, sums(loss))
-        reply = await home.client().get("/runs/tiny")
-        assert reply.status_code == 200
-        return " ".join(re.sub(r"<[^>]+>", " ", reply.text).split())
+        replies = [await home.client().get(path) for path in ("/runs/tiny", "/join")]
+        assert [reply.status_code for reply in replies] == [200, 200]
+        texts = [re.sub(r"<[^>]+>", " ", reply.text).split() for reply in replies]
+        return [" ".join(words) for words in texts]
 
 
 def test_page_and_run_show_say_what_stays_and_how_it_is_measured(tmp_path: Path, run: Run) -> None:
-    page = asyncio.run(measured_by_two(tmp_path))
+    page, join = asyncio.run(measured_by_two(tmp_path))
+    assert "volunteer data add tiny PATH" in join
     assert "never leaves its 2 members: 100 samples" in page
     losses = "mean 3.0000, worst 4.0000, spread 1.0000 over 2 members"
     assert losses in page
