@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from shared.decoding import decode
 from shared.errors import InvalidRunFile, VolunteerError
@@ -48,6 +49,27 @@ from shared.workloads.derived.seeded_draws import (
 
 _TRIED = 4  # samples of the trial
 _CLOSE = 1e-4
+
+
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Context manager that counts the FLOPs of matrix products, convolutions and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0.0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func.overloadpacket)
+        if count is not None:
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
 def answered(request: bytes) -> CodeReply:
@@ -134,7 +156,7 @@ def _tried(built: BuiltModel, derived: Derived, samples: list[Any]) -> Derived:
         kept_bytes += 0 if value.requires_grad and value.is_leaf else value.nbytes
         return value
 
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounter()
     with counter, saved_tensors_hooks(keep, lambda value: value):
         whole = _loss(built, samples, 0)
         torch.autograd.backward(whole)
@@ -143,10 +165,10 @@ def _tried(built: BuiltModel, derived: Derived, samples: list[Any]) -> Derived:
     mean = float(sum(part.item() for part in parts)) / 2
     changed = any(not value.equal(before[name]) for name, value in built.buffers().items())
     same = abs(whole.item() - mean) <= _CLOSE * max(1.0, abs(mean))
-    flops = counter.get_total_flops() / len(samples)
+    flops = counter.flops / len(samples)
     return Derived(
         tensors=derived.tensors,
-        flops=max(float(flops), 2.0),
+        flops=max(flops, 2.0),
         sample_bytes=kept_bytes // len(samples),
         additive=same and not changed,
     )

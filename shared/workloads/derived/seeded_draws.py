@@ -95,6 +95,10 @@ class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws = draws
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # importing torch's compiler takes as long as torch
+
     def __torch_dispatch__(
         self,
         func: Any,
