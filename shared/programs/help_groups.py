@@ -7,6 +7,8 @@ from typing import Annotated
 
 from cyclopts import App, Group, Parameter
 
+from shared.errors import BadRequest
+
 
 def group(app: App, groups: Mapping[str, Sequence[str]]) -> None:
     """Show the commands of a program under headings, in the order given."""
@@ -23,6 +25,13 @@ def add_help(app: App) -> None:
         *words: Annotated[str, Parameter(help="A command, such as `run create`.")],
     ) -> None:
         """Show this help, or that of a command."""
+        within = app
+        for word in words:
+            if word not in within:
+                from shared.programs.usage_errors import no_command
+
+                raise BadRequest(no_command(app.name[0], word, within, ()))
+            within = within[word]
         app.help_print([*words])
 
     app.command(show, name="help", show=False)

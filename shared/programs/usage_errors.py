@@ -40,11 +40,11 @@ def mistake(program: str, error: CycloptsError, argv: Sequence[str], app: App) -
     """Return the mistake and the nearest valid word; other parser errors are quoted."""
     match error:
         case UnknownCommandError(app=within) if within is not None and error.unused_tokens:
-            return _no_command(program, error.unused_tokens[0], within, argv)
+            return no_command(program, error.unused_tokens[0], within, argv)
         case UnusedCliTokensError() if error.command_chain and error.unused_tokens:
             sentence = _unplaced(error.unused_tokens[0], error.command_chain, app)
         case UnusedCliTokensError():
-            return _no_command(program, (error.unused_tokens or [*argv])[0], app, argv)
+            return no_command(program, (error.unused_tokens or [*argv])[0], app, argv)
         case UnknownOptionError():
             option = error.token.keyword or error.token.value
             if near := _near(option, error):
@@ -84,10 +84,18 @@ def _unplaced(word: str, chain: Sequence[str], app: App) -> Sentence:
     )
 
 
-def _no_command(program: str, word: str, app: App, argv: Sequence[str]) -> Sentence:
+def no_command(program: str, word: str, app: App, argv: Sequence[str]) -> Sentence:
+    """Return the mistake of a word where a command of `app` is expected."""
     behind = argv[argv.index(word) + 1 :] if word in argv else ()
     rest = "".join(f" {shlex.quote(one)}" for one in behind)
     names = sorted(name for name in app if not name.startswith("-"))
+    if word.startswith("-") and word in argv:
+        before, at = [*argv[: argv.index(word)]], [one in names for one in behind]
+        if True not in at:
+            return Sentence("there is no option {option} here", option=word)
+        options = (word, *behind[: at.index(True)])
+        whole = shlex.join((program, *before, *behind[at.index(True) :], *options))
+        return Sentence("{option} comes after the command: `{command}`", option=word, command=whole)
     if word in names:  # the word follows an option of the program itself
         return Sentence(
             '"{command}" comes first, and its options after it: `{program} {command} --help`',

@@ -12,6 +12,9 @@ from volunteer.cli.main import run_command
     [
         (["benchmrk"], 'there is no command "benchmrk": did you mean "benchmark"?'),
         (["--language", "de", "status"], '"status" comes first, and its options after it'),
+        (["key", "--profile", "x", "list"], "`volunteer key list --profile x`"),
+        (["key", "--nothing"], "there is no option --nothing here"),
+        (["help", "jion"], 'there is no command "jion": did you mean "join"?'),
         (["create", "k"], 'there is no command "create": did you mean `volunteer key create k`?'),
         (["serve"], 'there is no command "serve" here: did you mean `coordinator serve`?'),
         (["xyz", "run"], 'there is no command "xyz": the nearest of '),
