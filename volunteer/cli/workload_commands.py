@@ -11,7 +11,10 @@ from cyclopts import App, Parameter
 from shared.errors import BadRequest, Conflict
 from shared.sentences import Sentence
 from shared.workloads.derived.new_package import package_texts
+from volunteer.cli.json_output import print_json
 from volunteer.i18n.catalogue import _
+
+Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 
 workload = App(name="workload", help="Bring a model of your own.")
 
@@ -21,9 +24,13 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 @workload.command
 def new(
     name: Annotated[str, Parameter(help="Name of the workload, as run files write it.")],
+    *,
+    json: Json = False,
 ) -> int:
     """Write a package with a small model to change, and its test, into a new folder."""
     files = write_package(name, Path(name))
+    if json:
+        return print_json({"files": [str(file) for file in files]})
     for file in files:
         print(file)
     model = next(file for file in files if file.name == "model.py")
