@@ -30,7 +30,7 @@ from volunteer.storage.blob_cache import Cache
 from volunteer.storage.manifests import checked
 from volunteer.storage.own_data import OwnBuild, OwnData, OwnRecord
 
-ASSET_BYTES_MAX = 1 << 30  # of all assets of an example
+ASSET_BYTES_MAX = 128 << 20  # of the shared assets of an example together
 TEXT, DIALOGUES, IMAGES = "tokens", "chat-tokens", "images"
 SHARED_ASSETS = ("tokenizer", "chat_template")  # assets that every member has alike
 
@@ -74,12 +74,18 @@ async def member_run(api: Api, name: str, public_key: str, enabled: Sequence[str
                 "the run {run} brings data of its own: there is nothing to add to it", run=name
             )
         )
+    if info.state == "draft":
+        raise BadRequest(
+            Sentence("the run {run} has not begun yet: add your files when it runs", run=name)
+        )
+    if info.state in ("completed", "failed"):
+        raise BadRequest(Sentence("the run {run} has ended", run=name))
     workload = load(info.workload, enabled)
     newest = checked(await api.query(endpoints.LATEST, run=name), public_key)
     if (newest.run, newest.workload) != (name, info.workload):
         raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
     example = await api.query(endpoints.DATASET, dataset=info.members.dataset)
-    if example.kind not in _BUILDERS:
+    if not _complete(example):
         raise BadRequest(
             Sentence(
                 "this version cannot read data of the kind {kind}, which the run {run} learns from",
@@ -94,6 +100,17 @@ async def member_run(api: Api, name: str, public_key: str, enabled: Sequence[str
         assets=await _assets(api, example),
         workload=workload,
         config=newest.config,
+    )
+
+
+def _complete(example: DatasetManifest) -> bool:
+    """Return True if an example names all that the builder of its kind needs."""
+    assets = {TEXT: SHARED_ASSETS[:1], DIALOGUES: SHARED_ASSETS, IMAGES: ()}.get(example.kind)
+    meta = ("size", "channels") if example.kind == IMAGES else ()
+    return (
+        assets is not None
+        and example.assets.keys() >= {*assets}
+        and all(isinstance(example.meta.get(key), int) for key in meta)
     )
 
 

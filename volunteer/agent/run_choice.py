@@ -187,7 +187,13 @@ def _terms(run: str, info: RunInfo) -> Sentence:
         run=run,
         licence=info.licence,
     )
-    if info.dataset_licence:
+    if info.members is not None:
+        sentence = Sentence(
+            "{said}, it learns from your own files: `volunteer data add {run} PATH`",
+            said=sentence,
+            run=run,
+        )
+    elif info.dataset_licence:
         sentence = Sentence(
             "{said}, the data is under {data}", said=sentence, data=info.dataset_licence
         )

@@ -14,6 +14,7 @@ import pytest
 from msgspec import convert
 from msgspec.structs import replace
 
+from shared.errors import BadRequest
 from shared.protocol.members import MemberData
 from shared.workloads.data.tokenizer import load_tokenizer
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
@@ -190,3 +191,23 @@ async def test_data_that_were_replaced_serve_the_next_task(
         assert await home.coordinator.merger.merge_if_due(1)
         assert await process.ended() == 0
     assert not withdrawn(home)
+
+
+@pytest.mark.parametrize(
+    ("deed", "sentence"),
+    [("draft", "has not begun yet"), ("stop", "has ended"), ("other", "brings data of its own")],
+)
+async def test_files_for_a_run_that_takes_none_are_not_even_read(
+    home: LocalCoordinator, machine: LocalMachine, deed: str, sentence: str
+) -> None:
+    runs = home.coordinator.runs
+    if deed == "draft":
+        await runs.create(MEMBERS.replace('"tiny"', '"next"'))
+    elif deed == "other":
+        await runs.create(SHORT.replace('"tiny"', '"next"'))
+        await runs.start("next")
+    else:
+        await runs.stop("tiny")
+    run = "tiny" if deed == "stop" else "next"
+    with pytest.raises(BadRequest, match=sentence):
+        await add(machine, Path("/absent"), run=run)

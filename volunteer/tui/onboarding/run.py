@@ -100,7 +100,11 @@ class RunStep(Step):
                 "dim",
             )
         licence = _("The model is published under {licence}.", licence=info.licence)
-        if info.dataset_licence:
+        if info.members is not None:
+            licence += " " + _(
+                "It learns from your own files: `volunteer data add {run} PATH`.", run=info.name
+            )
+        elif info.dataset_licence:
             licence = _(
                 "The model is published under {licence}; the data is under {data}.",
                 licence=info.licence,

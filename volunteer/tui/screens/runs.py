@@ -373,7 +373,9 @@ def run_detail(
     earns = able.credits_per_hour
     when = next_merge(scene.view, info.name, scene.now)
     data = f"{info.dataset}, {info.dataset_licence or _('no licence stated')}"
-    if not info.dataset:
+    if info.members is not None:
+        data = _("your own files: `volunteer data add {run} PATH`", run=info.name)
+    elif not info.dataset:
         data = _("none: it makes its own")
     facts = (
         (
