@@ -38,7 +38,9 @@ _OPEN: Mapping[str, Sentence] = {
         Sentence("a text has no closing quotation mark"),
     ),
     "Unclosed array": Sentence("a list has no closing bracket ]"),
-    "Unclosed inline table": Sentence("a table in braces stands on one line and ends with }"),
+    "Unclosed inline table": Sentence(
+        "a table in braces stands on one line, with its closing brace"
+    ),
 }
 _COMPLAINTS: Mapping[str, Sentence] = {
     **_OPEN,

@@ -25,7 +25,10 @@ SINGLE = "a text with backslashes stands in single quotes: 'C:\\data'"
         ('long = """\n"a\n"""\nname = "a # b\nz = 1', f"line 4: {QUOTE}"),
         ("a = [1]\nb = [1, 2\nc = 3\n", f"line 2: {BRACKET}"),
         ("b = [1,\n 2", f"line 1: {BRACKET}"),
-        ("a = {b = 1\nc = 2\n", "line 1: a table in braces stands on one line and ends with }"),
+        (
+            "a = {b = 1\nc = 2\n",
+            "line 1: a table in braces stands on one line, with its closing brace",
+        ),
         ("[model\nn = 1\n", f"line 1: {TABLE}"),
         ("[[tiers]\n", f"line 1: {TABLE}"),
         ("lr 3e-4\n", "line 1: a key is followed by = and a value"),
