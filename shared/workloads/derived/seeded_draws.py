@@ -15,7 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.errors import InvalidRunFile
 from shared.workloads.training import seeded_random
-from shared.workloads.training.dropout import STEP, WORD_MASK, mixed, sample_keys
+from shared.workloads.training.dropout import (
+    LANE_RANGE,
+    LANES,
+    STEP,
+    WORD_MASK,
+    mixed,
+    sample_keys,
+)
 
 _BITS = 24  # random bits of a float32
 _UNIT = 2.0**-_BITS
@@ -38,6 +45,9 @@ class RandomSource(Protocol):
 
     def normal(self, shape: Sequence[int], device: torch.device) -> Tensor: ...
 
+    def chance(self, share: float, shape: Sequence[int], device: torch.device) -> Tensor:
+        """Return booleans, of which a share is true."""
+
 
 class InitialDraws:
     """Draws of a model's first weights, exact on every machine."""
@@ -51,6 +61,9 @@ class InitialDraws:
 
     def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
         return torch.from_numpy(seeded_random.normal(self._name(), self._seed, (*shape,)))
+
+    def chance(self, share: float, shape: Sequence[int], device: torch.device) -> Tensor:
+        return self.uniform(shape, device) < share
 
     def _name(self) -> str:
         self._place += 1
@@ -69,23 +82,32 @@ class SampleDraws:
         self._place = 0
 
     def uniform(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        words = self._words(shape, device)
+        words = self._words(shape, device).view(*shape)
         return ((words >> 4) & _LOW).float().mul_(_UNIT)
 
     def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        words = self._words(shape, device)
-        radius = ((words >> 4) & _LOW).float().add_(1).mul_(_UNIT).log_().mul_(-2).sqrt_()
+        words = self._words(shape, device).view(*shape)
+        first = ((words >> 4) & _LOW).float().add_(1).mul_(_UNIT)
+        radius = first.log_().mul_(-2).sqrt_()
         return radius * ((words >> 30) & _LOW).float().mul_(_UNIT * _TURN).cos_()
 
-    def _words(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Return a word of 64 bits for each element."""
+    def chance(self, share: float, shape: Sequence[int], device: torch.device) -> Tensor:
+        words = self._words(shape, device, LANES)
+        size = torch.Size(shape).numel() // len(words)
+        lanes = words.view(torch.int16)[:, :size].view(*shape)
+        if share >= 1:
+            return torch.ones_like(lanes, dtype=torch.bool)
+        return lanes < round(share * LANE_RANGE) - (LANE_RANGE >> 1)
+
+    def _words(self, shape: Sequence[int], device: torch.device, lanes: int = 1) -> Tensor:
+        """Return words of 64 bits for as many elements each as lanes, by sample or for the step."""
         self._place += 1
         of_samples = bool(shape) and shape[0] > 0 and shape[0] % self._count == 0
         keys = (self._keys if of_samples else self._key).to(device)
         place = (self._place * 0xD1B54A32D192ED03 & WORD_MASK) - (1 << 63)
-        total = torch.Size(shape).numel()
-        counter = torch.arange(total // len(keys), device=device) * STEP
-        return mixed(counter + mixed(keys + place)[:, None]).view(*shape)
+        size = torch.Size(shape).numel() // len(keys)
+        counter = torch.arange(-(-size // lanes), device=device) * STEP
+        return mixed(counter + mixed(keys + place)[:, None])
 
 
 class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -149,22 +171,27 @@ def _normal(draws: RandomSource, named: Arguments) -> Tensor:
     return drawn
 
 
+def _chance(draws: RandomSource, share: float | Tensor, like: Tensor) -> Tensor:
+    if isinstance(share, Tensor):
+        return draws.uniform(like.shape, like.device) < share
+    return draws.chance(share, like.shape, like.device)
+
+
 def _bernoulli_(draws: RandomSource, named: Arguments) -> Tensor:
     target = named["self"]
-    return _fill(target, (draws.uniform(target.shape, target.device) < named["p"]).to(target.dtype))
+    return _fill(target, _chance(draws, named["p"], target))
 
 
 def _bernoulli(draws: RandomSource, named: Arguments) -> Tensor:
     target = named["self"]
-    drawn: Tensor = draws.uniform(target.shape, target.device) < named.get("p", target)
-    return drawn.to(target.dtype)
+    return _chance(draws, named.get("p", target), target).to(target.dtype)
 
 
 def _dropout(draws: RandomSource, named: Arguments) -> tuple[Tensor, Tensor]:
     value, share = named["input"], named["p"]
-    mask = draws.uniform(value.shape, value.device) >= share
     if named["train"] is False:
-        return value.clone(), torch.ones_like(mask)
+        return value.clone(), torch.ones_like(value, dtype=torch.bool)
+    mask = draws.chance(1 - share, value.shape, value.device)
     return value * mask / max(1 - share, _UNIT), mask
 
 

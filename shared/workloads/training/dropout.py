@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 STEP = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 _FIRST, _SECOND = -4658895280553007687, -7723592293110705685
-_LANES = 4
-_RANGE = 1 << 16
+LANES = 4
+LANE_RANGE = 1 << 16
 WORD_MASK = (1 << 64) - 1
 
 
@@ -44,8 +44,8 @@ class SampleDropout(nn.Module):
 
     def __init__(self, p: float, keys: SampleKeys, place: int) -> None:
         super().__init__()
-        self._cut = round(p * _RANGE)
-        self._scale = _RANGE / max(1, _RANGE - self._cut)
+        self._cut = round(p * LANE_RANGE)
+        self._scale = LANE_RANGE / max(1, LANE_RANGE - self._cut)
         self._keys = keys
         self._place = (place * 0x9E3779B97F4A7C15 & WORD_MASK) - (1 << 63)
         self._counter = torch.zeros(0, dtype=torch.int64)
@@ -55,12 +55,12 @@ class SampleDropout(nn.Module):
         if not (self.training and self._cut) or keys is None:
             return x
         size = x[0].numel()
-        words = -(-size // _LANES)
+        words = -(-size // LANES)
         if len(self._counter) != words or self._counter.device != x.device:
             self._counter = torch.arange(words, device=x.device) * STEP
         drawn = mixed(self._counter + (keys + self._place)[:, None])
         lanes = drawn.view(torch.int16)[:, :size].view(x.shape)
-        mask = lanes >= self._cut - (_RANGE >> 1)
+        mask = lanes >= self._cut - (LANE_RANGE >> 1)
         return x * mask.to(x.dtype).mul_(self._scale)
 
 
