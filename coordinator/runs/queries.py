@@ -284,7 +284,7 @@ class RunQueries:
             devices = volunteers.devices_since(conn, self._clock.now() - LIVE_S)
             file, pacing = about.file, about.pacing
             trained = bool(file.train.init_from or about.workload.origin(file.model))
-            dataset = datasets.of_run(conn, run)
+            dataset = None if about.at_members else datasets.of_run(conn, run)
             return (
                 *unsteady(about.plan, file.train, trained=trained),
                 *(brief_games(pacing.unit, file.task.steps) if pacing else ()),

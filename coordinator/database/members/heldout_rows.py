@@ -11,6 +11,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
 from coordinator.database.engine.statements import its
+from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.versions import evaluations, heldout_sums
 from shared.protocol.members import HeldoutSums
 
@@ -53,15 +54,16 @@ _KEPT = (
 )
 _SUMS = (
     sa.select(_H.version, _H.volunteer_id, sa.func.sum(_H.loss_sum), sa.func.sum(_H["items"]))
-    .where(its(_H.run_id), _H.version.in_(_KEPT))
+    .join_from(heldout_sums, volunteers, volunteers.c.id == _H.volunteer_id)
+    .where(its(_H.run_id), _H.version.in_(_KEPT), volunteers.c.state == "active")
     .group_by(_H.version, _H.volunteer_id)
     .order_by(_H.version, _H.volunteer_id)
 )
 
 
 def losses(conn: sa.Connection, run_id: int) -> dict[int, tuple[float, ...]]:
-    """Return the mean loss of each member that measured a version, by the version, of the newest
-    versions that have their files; oldest first.
+    """Return the mean loss of each active member that measured a version, by the version, of the
+    newest versions that have their files; oldest first.
     """
     by_version: defaultdict[int, list[float]] = defaultdict(list)
     for version, _, loss_sum, items in conn.execute(_SUMS, {"its_run_id": run_id}):

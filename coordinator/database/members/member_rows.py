@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from coordinator.database.engine.statements import among, its
-from coordinator.database.tables.accounts import workers
+from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import members
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import FREE, awaits_verdict, in_order
@@ -57,7 +57,9 @@ _OF_WORKERS = sa.select(members).where(
 _OF_RUN = (
     sa.select(members)
     .join_from(members, workers, workers.c.id == _M.worker_id)
+    .join(volunteers, volunteers.c.id == _M.volunteer_id)
     .where(its(_M.run_id), _M.declared_at.is_not(None), workers.c.revoked_at.is_(None))
+    .where(volunteers.c.state == "active")
 )
 _SIZES = sa.select(_M.worker_id, _M.samples).where(its(_M.run_id), among(_M.worker_id, "workers"))
 _SET = sa.update(members).where(its(_M.run_id), its(_M.worker_id))
@@ -80,7 +82,7 @@ def of_workers(
 
 
 def of_run(conn: sa.Connection, run_id: int) -> list[MemberRow]:
-    """Return the declared data of a run, of machines that have not left."""
+    """Return the declared data of a run, of active accounts' machines that have not left."""
     rows = conn.execute(_OF_RUN, {"its_run_id": run_id}).mappings()
     return [MemberRow(**row) for row in rows]
 

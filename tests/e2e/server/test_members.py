@@ -109,6 +109,10 @@ async def test_members_declare_train_and_measure_on_their_own_data(tmp_path: Pat
         found = await shown(home)
         assert (found.members, found.machines, found.samples, found.items) == (2, 2, 100, 800)
         assert found.newest == MemberLoss(version=0, members=2, mean=3.0, worst=4.0, spread=1.0)
+        await home.coordinator.volunteers.ban("Ben")
+        found = await shown(home)
+        assert (found.members, found.samples) == (1, 10)  # nor do its losses choose a version
+        assert found.newest == MemberLoss(version=0, members=1, mean=2.0, worst=2.0, spread=0.0)
         await merge(home)
         again = await ann.claim()
         assert (again.job.start, again.job.order_seed) == (4, mine.job.order_seed)
