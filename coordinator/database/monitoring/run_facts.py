@@ -167,9 +167,10 @@ def outcomes(
     good = max(conn.execute(query, key).scalar() or 0.0 for query in _NEWEST_GOOD.values())
     since = max(now - RECENT_S, run.state_since or 0.0)
     refused = [Bad(*row) for row in conn.execute(_REFUSALS, key)][::-1]
-    version_at = max(since, made_at or 0.0)
     failed = [
-        row for row in bad if row.at > (version_at if row.task_kind == LEARN else max(good, since))
+        row
+        for row in bad
+        if row.at > (made_at or 0.0 if row.task_kind == LEARN else good) and row.at >= since
     ]
     of_learners = [row.at for row in failed if row.task_kind == LEARN]
     stuck = bool(of_learners) and now - of_learners[-1] >= STUCK_S and _is_stuck(conn, run)
