@@ -22,7 +22,7 @@ from shared.protocol import endpoints
 from shared.protocol.members import MemberData
 from shared.protocol.versions import BlobRef
 from shared.sentences import Sentence
-from shared.workloads.base import DatasetManifest, Workload, load
+from shared.workloads.base import DatasetManifest, DatasetWanted, Workload, load
 from shared.workloads.data.skipped import Skipped
 from volunteer.net.api import ASK_S, SHORT_S, Api
 from volunteer.net.transfers import Transfers
@@ -85,7 +85,7 @@ async def member_run(api: Api, name: str, public_key: str, enabled: Sequence[str
     if (newest.run, newest.workload) != (name, info.workload):
         raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
     example = await api.query(endpoints.DATASET, dataset=info.members.dataset)
-    if not _complete(example):
+    if not (_complete(example) or _builds(workload, example.kind)):
         raise BadRequest(
             Sentence(
                 "this version cannot read data of the kind {kind}, which the run {run} learns from",
@@ -101,6 +101,12 @@ async def member_run(api: Api, name: str, public_key: str, enabled: Sequence[str
         workload=workload,
         config=newest.config,
     )
+
+
+def _builds(workload: Workload, kind: str) -> bool:
+    """Return True if a workload reads files of its own kind itself."""
+    builds = type(workload).dataset is not Workload.dataset
+    return builds and kind in workload.dataset_kinds and kind not in _BUILDERS
 
 
 def _complete(example: DatasetManifest) -> bool:
@@ -131,7 +137,7 @@ def build(
     run: MemberRun, sources: OwnSources, target: OwnBuild, skipped: Skipped, tell: Tell
 ) -> tuple[DatasetManifest, MemberData]:
     """Build a member's data; return its manifest and its numbers. Raises InvalidRunFile."""
-    builder, kind = _BUILDERS[run.example.kind]
+    builder, kind = _BUILDERS.get(run.example.kind, _OWN_BUILDER)
     try:
         manifest = builder(run, sources, target, skipped, tell)
     except InvalidRunFile as error:
@@ -225,6 +231,17 @@ def _images(
     )
 
 
+def _samples(
+    run: MemberRun, sources: OwnSources, target: OwnBuild, skipped: Skipped, tell: Tell
+) -> DatasetManifest:
+    """Let the workload itself read the files, as `coordinator dataset add --for` does."""
+    request = DatasetWanted(
+        name=run.name, sources=tuple(sources.paths), heldout_share=run.heldout_share
+    )
+    return run.workload.dataset(request, target.put, skipped.add)
+
+
+_OWN_BUILDER = (_samples, Sentence("files that its own program reads"))
 _BUILDERS = {
     TEXT: (_text, Sentence("texts")),
     DIALOGUES: (_dialogues, Sentence("dialogues")),
@@ -237,7 +254,9 @@ def same_form(manifest: DatasetManifest, example: DatasetManifest) -> bool:
 
     def form(dataset: DatasetManifest) -> tuple[object, ...]:
         assets = [dataset.assets.get(name) for name in SHARED_ASSETS]
-        meta = [dataset.meta.get(key) for key in ("vocab_size", "dtype", "size", "channels")]
+        meta = [
+            dataset.meta.get(key) for key in ("vocab_size", "dtype", "size", "channels", "fields")
+        ]
         return (dataset.kind, [asset and asset.sha256 for asset in assets], meta)
 
     return form(manifest) == form(example)

@@ -174,11 +174,14 @@ def screen(record: OwnRecord, place: Path) -> list[str]:
         "items": number(numbers.items, ","),
         "heldout": number(numbers.heldout, ","),
     }
-    count = (
-        _("{items} pictures to learn from", **figures)
-        if record.manifest.kind == "images"
-        else _("{items} words or parts of words to learn from, in {samples} pieces", **figures)
-    )
+    match record.manifest.kind:
+        case "images":
+            count = _("{items} pictures to learn from", **figures)
+        case "tokens" | "chat-tokens":
+            words = N_("{items} words or parts of words to learn from, in {samples} pieces")
+            count = _(words, **figures)
+        case _:
+            count = _("{samples} pieces to learn from", **figures)
     return [
         _('Your data for the run "{run}":', run=record.run),
         f"  {count}",

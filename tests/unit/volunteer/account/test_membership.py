@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ from PIL import Image
 
 from shared.errors import InvalidRunFile
 from shared.protocol.members import MemberData
-from shared.workloads.base import DatasetManifest, Workload
+from shared.workloads.base import ChunkRef, Config, DatasetManifest, DatasetWanted, Workload
 from shared.workloads.causal_lm.workload import CausalWorkload
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.dcgan.workload import DcganWorkload
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.workloads import tiny_causal, tiny_gpt
 from volunteer.account.membership import MemberRun, OwnSources, build, same_form
-from volunteer.storage.own_data import OwnBuild
+from volunteer.cli.data_commands import screen
+from volunteer.storage.own_data import OwnBuild, OwnRecord
 
 SHARE = 0.1
 
@@ -169,3 +171,50 @@ def test_pictures_get_the_examples_size(tmp_path: Path) -> None:
     manifest, numbers, _, _ = built(run, tmp_path, shots)
     assert same_form(manifest, example)
     assert (numbers.samples, numbers.items, numbers.heldout) == (36, 36, 4)
+
+
+class Readings(GptWorkload):
+    """A workload that reads files of its own kind: each line is a sample."""
+
+    dataset_kinds = ("readings",)
+
+    def dataset(
+        self, request: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
+    ) -> DatasetManifest:
+        lines = [line for path in request.sources for line in path.read_bytes().splitlines()]
+        held = round(request.heldout_share * len(lines))
+        parts = (lines[held:], lines[:held])
+        train, heldout = (
+            (ChunkRef(sha256=put(b"\n".join(part)), size=1, items=len(part)),) for part in parts
+        )
+            return DatasetManifest(
+            name=request.name,
+            kind="readings",
+            licence="",
+            source="",
+            chunks=train,
+            heldout=heldout,
+            meta={"fields": "mmHg"},
+        )
+
+    def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
+        return [chunk.items for chunk in manifest.chunks]
+
+    def items_per_sample(self, config: Config) -> int:
+        return 1
+
+
+def test_a_workload_reads_files_of_its_own_kind_itself(tmp_path: Path) -> None:
+    file = tmp_path / "ward.csv"
+    file.write_text("\n".join(f"{n}" for n in range(100)))
+    example = DatasetManifest(
+        name="example", kind="readings", licence="", source="", chunks=(), meta={"fields": "mmHg"}
+    )
+    run = member(example, Readings(), {}, tmp_path)
+    manifest, numbers, _, _ = built(run, tmp_path, file)
+    assert numbers == MemberData(samples=90, items=90, heldout=10)
+    assert same_form(manifest, example)
+    other = msgspec.structs.replace(example, meta={"fields": "kPa"})
+    assert not same_form(manifest, other)
+    record = OwnRecord(run="ward", build="b", manifest=manifest, numbers=numbers, at=0.0)
+    assert "  90 pieces to learn from" in screen(record, tmp_path)
