@@ -187,7 +187,7 @@ class Readings(GptWorkload):
         train, heldout = (
             (ChunkRef(sha256=put(b"\n".join(part)), size=1, items=len(part)),) for part in parts
         )
-            return DatasetManifest(
+        return DatasetManifest(
             name=request.name,
             kind="readings",
             licence="",
