@@ -40,7 +40,7 @@ from coordinator.runs.version_files import MANIFEST_LIFE_S, renewed
 from coordinator.ttl_cache import REST, KeyedCache
 from shared.clock import Clock
 from shared.decoding import decode
-from shared.protocol.accounts import Benchmark, RunInfo, WorkerInfo
+from shared.protocol.accounts import Benchmark, PrivacySpent, RunInfo, WorkerInfo
 from shared.protocol.base import Standstill
 from shared.protocol.heartbeat import RunBeat
 from shared.protocol.limits import HEARTBEAT_S
@@ -189,7 +189,7 @@ class RunQueries:
             merging=merging_text(beat.needs, beat.merge_in_s) if goes_on else "",
             standstill=standstill,
             suites=suite_courses(conn, run),
-            privacy=privacy.spent(about.file.privacy, versions.merged(conn, run.id)),
+            privacy=_privacy(conn, run, about),
             members=_members(about, dataset),
         )
 
@@ -472,6 +472,14 @@ def _members(about: Definition, dataset: datasets.DatasetRow | None) -> MembersD
         kind=dataset.kind,
         heldout_share=about.file.data.heldout_share,
     )
+
+
+def _privacy(conn: Connection, run: RunRow, about: Definition) -> PrivacySpent | None:
+    """Return the cost of the merges so far; None in a run without noise, whose merges are not
+    counted.
+    """
+    settings = about.file.privacy
+    return privacy.spent(settings, versions.merged(conn, run.id)) if settings.on else None
 
 
 def _memory(run: RunRow, about: Definition) -> int:
