@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from shared.errors import InvalidRunFile
@@ -82,7 +83,8 @@ def _epsilon(noise: float, delta: float, merges: int) -> float:
 
     if merges == 0:
         return 0.0
-    return float(get_epsilon_gaussian(noise / math.sqrt(merges), delta))
+    with np.errstate(divide="ignore"):  # so much noise that delta alone covers it
+        return float(get_epsilon_gaussian(noise / math.sqrt(merges), delta))
 
 
 def merges_within(settings: PrivacySettings) -> int:

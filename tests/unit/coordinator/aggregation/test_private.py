@@ -14,7 +14,7 @@ from coordinator.aggregation.private import NoiseTerms, PrivateMean
 from shared.tensors.spec import Schema, TensorSpec
 from tests.support.contributions import Arrays, contributions, flat, merged
 
-CLIP, DIVISOR = 2.0, 4
+CLIP, DIVISOR = 0.5, 4
 WIDE: Schema = (TensorSpec("wide", (400, 500)), TensorSpec("bias", (7,)))
 
 

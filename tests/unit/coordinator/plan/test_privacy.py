@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import msgspec
 import pytest
@@ -12,14 +13,16 @@ from scipy.stats import norm  # type: ignore[import-untyped]
 
 from coordinator.plan.plan import plan
 from coordinator.plan.privacy import (
+    MERGES_MAX,
     PrivacySettings,
     check,
     drowned,
     epsilon_after,
     merges_within,
     resolved,
+    spent,
 )
-from shared.errors import InvalidRunFile
+from shared.errors import Configuration, InvalidRunFile
 from shared.tensors.spec import TensorSpec
 
 BUDGET = PrivacySettings(epsilon=8.0, clip=1.0)
@@ -88,7 +91,8 @@ def test_a_smaller_number_of_merges_is_kept() -> None:
         (PrivacySettings(noise=1.0), 10, "needs epsilon"),
         (PrivacySettings(epsilon=8.0), 10, "needs clip"),
         (PrivacySettings(epsilon=8.0, clip=1.0), 0, "[stop] versions"),
-        (PrivacySettings(epsilon=0.1, clip=1.0, noise=0.5), 10, "raise noise"),
+        (PrivacySettings(epsilon=0.1, clip=1.0, noise=0.5), 0, "after 1 merge, more"),
+        (PrivacySettings(epsilon=8.0, clip=1.0, noise=4.0), 10_000, "after 10,000 merges, more"),
         (PrivacySettings(epsilon=8.0, clip=1.0, noise=4.0, merges=10_000), 10, "raise noise"),
     ],
 )
@@ -140,3 +144,42 @@ def test_noise_that_drowns_the_updates_is_told(
     advice = drowned(settings, plan({"quorum": quorum}), parameters)
     assert bool(advice) == warned
     assert all("quorum" in sentence and "250 members" in sentence for sentence in advice)
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 2.0, 2.5])
+def test_the_budget_allows_as_many_merges_as_cost_no_more(noise: float) -> None:
+    settings = msgspec.structs.replace(BUDGET, noise=noise)
+    merges = 0
+    while epsilon_after(settings, merges + 1) <= settings.epsilon:
+        merges += 1
+    assert merges_within(settings) == merges
+
+
+def test_no_budget_allows_merges_without_end() -> None:
+    settings = PrivacySettings(epsilon=1000.0, clip=1.0, noise=1e6)
+    assert merges_within(settings) == resolved(settings, 0).merges == MERGES_MAX
+
+
+def test_what_is_spent_is_said() -> None:
+    settings = resolved(msgspec.structs.replace(BUDGET, noise=4.0, delta=1e-6), 9)
+    cost = spent(settings, 3)
+    assert cost is not None
+    assert cost.epsilon == epsilon_after(settings, 3)
+    assert cost.planned == epsilon_after(settings, settings.merges)
+    assert (cost.budget, cost.delta, cost.noise, cost.clip) == (8.0, 1e-6, 4.0, 1.0)
+    assert (cost.merges, cost.merges_max) == (3, settings.merges)
+    assert f"after 3 of {settings.merges} merges" in cost.text
+    assert spent(PrivacySettings(), 3) is None
+
+
+def test_without_the_library_no_run_begins_and_a_begun_one_keeps_its_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = resolved(msgspec.structs.replace(BUDGET, noise=4.0), 9)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(Configuration, match=r"\[privacy\] needs the extra `privacy`"):
+        resolved(BUDGET, 9)
+    cost = spent(settings, 3)
+    assert cost is not None
+    assert (cost.epsilon, cost.planned, cost.merges_max) == (None, None, settings.merges)
+    assert "budget 8" in cost.text
