@@ -10,7 +10,8 @@ they are one Gaussian mechanism whose noise is smaller by the root of their numb
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from bisect import bisect_right
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -89,16 +90,8 @@ def _epsilon(noise: float, delta: float, merges: int) -> float:
 
 def merges_within(settings: PrivacySettings) -> int:
     """Return the number of merges that the budget allows, at most `MERGES_MAX`."""
-    low, high = 0, 1
-    while high < MERGES_MAX and epsilon_after(settings, high) <= settings.epsilon:
-        low, high = high, min(2 * high, MERGES_MAX)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if epsilon_after(settings, middle) <= settings.epsilon:
-            low = middle
-        else:
-            high = middle
-    return low
+    costs = range(MERGES_MAX + 1)
+    return bisect_right(costs, settings.epsilon, key=partial(epsilon_after, settings)) - 1
 
 
 def resolved(settings: PrivacySettings, versions: int) -> PrivacySettings:
