@@ -299,6 +299,11 @@ class DeviceLoop:
         if not isinstance(error, Exception):
             raise error
         ends = self.claimer.ends
+        if work.lease.member and isinstance(error, FileNotFoundError):
+            sentence = Sentence(
+                "the copies of your data for {run} went away during the task", run=work.lease.run
+            )
+            error = NotFound(sentence)
         expected = isinstance(error, VolunteerError | MemoryError)
         message = getattr(error, "message", str(error)) if expected else f"{error!r}"
         if device_lost(error):

@@ -16,7 +16,9 @@ from msgspec.structs import replace
 
 from shared.errors import BadRequest
 from shared.protocol.members import MemberData
+from shared.workloads.base import Data, Job, Weights, Work
 from shared.workloads.data.tokenizer import load_tokenizer
+from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import SHORT, LocalMachine
 from tests.support.own_files import add, own_data_of
@@ -161,6 +163,25 @@ async def test_unusable_data_give_the_lease_back_and_the_numbers_too(
         await add(machine, tmp_path / "ward")  # the person does as it was told
         await process.control.do(commands.Retry())
         await process.until(events.Judged)
+
+
+class Vanishing(GptWorkload):
+    """A workload whose files are deleted while it reads them."""
+
+    def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
+        path = data.chunk(0)
+        path.unlink()
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+
+async def test_copies_that_go_away_during_a_task_give_it_back_with_a_sentence(
+    home: LocalCoordinator, machine: LocalMachine, tmp_path: Path
+) -> None:
+    await add(machine, diary(tmp_path / "ward"))
+    async with machine.working(load=lambda name: Vanishing()) as process:
+        ended = await process.until(events.TaskEnded)
+    assert (ended.how, str(tmp_path) in ended.message) == ("released", False)
+    assert "went away" in ended.message
 
 
 async def test_a_machine_without_data_is_told_how_to_add_them(
