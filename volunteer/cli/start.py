@@ -486,9 +486,9 @@ async def ask_coordinator(directories: Directories, question: Callable[[Api], Aw
 
 
 def identity_of(directories: Directories) -> Identity:
-    """Return the account of this profile. Raises Configuration without one."""
+    """Return the account of this profile. Raises Configuration before it is registered."""
     identity = Profile(directories.profile).current()
-    if identity is None:
+    if identity is None or not identity.registered:
         raise Configuration(NOT_JOINED)
     return identity
 

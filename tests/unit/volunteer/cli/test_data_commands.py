@@ -8,9 +8,11 @@ import pytest
 
 from shared.protocol.members import MemberData
 from shared.workloads.base import ChunkRef, DatasetManifest
+from volunteer.account.profile import Identity, Profile
 from volunteer.cli.data_commands import screen
 from volunteer.cli.main import run_command
 from volunteer.i18n.catalogue import LanguageChoice, use
+from volunteer.settings.settings import directories
 from volunteer.storage.own_data import OwnRecord
 
 
@@ -70,3 +72,28 @@ def test_a_mistake_is_a_sentence_and_a_code(
     monkeypatch.chdir(tmp_path)
     assert run_command(["data", *words]) == code
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["data", "list"], ["runs"], ["usage"]])
+def test_an_account_that_was_refused_is_none(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    """A nickname that the coordinator does not take leaves the account stored, not registered."""
+    monkeypatch.setenv("VOLUNTEER_HOME", str(tmp_path))
+    identity = Identity(
+        url="http://127.0.0.1:1",
+        tls_pin="",
+        public_key="00" * 32,
+        fingerprint="",
+        server="",
+        volunteer_id="v",
+        worker_id="w",
+        secret="s",
+        nickname="a",
+    )
+    Profile(directories().profile).use(identity)
+    assert run_command(words) == 78
+    assert "`volunteer join LINK`" in capsys.readouterr().err
