@@ -78,7 +78,7 @@ class DataSettings(Settings):
     # example of it.
     at: Literal["coordinator", "members"] = "coordinator"
     # share of a member's samples that is never trained on, and measures the versions
-    heldout_share: Annotated[float, Meta(ge=0, le=0.5)] = 0.1
+    heldout_share: Annotated[float, Meta(gt=0, lt=0.5)] = 0.1
     # no member weighs more in a merge than this times its equal share
     cap: Annotated[float, Meta(ge=1, le=1e6)] = 2.0
     best: Literal["mean", "worst"] = "mean"  # loss over the members that chooses the best version

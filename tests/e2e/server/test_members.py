@@ -268,6 +268,8 @@ def _works(conn: sa.Connection) -> list[ContributionRow]:
         (TEXT + "[trust]\nrecompute = 0.1\n", "cannot be done again"),
         (TEXT.replace('"gpt"', '"gomoku"'), "makes its own data"),
         (TEXT + "cap = 0.5\n", "cap"),
+        (TEXT + "heldout_share = 0.0\n", "heldout_share"),
+        (TEXT + "heldout_share = 0.5\n", "heldout_share"),
     ],
 )
 async def test_a_run_file_that_cannot_be_is_refused(
