@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
 from shared.errors import InvalidRunFile
@@ -80,6 +79,7 @@ def spent(settings: PrivacySettings, merges: int) -> PrivacySpent | None:
 
 @lru_cache(maxsize=1024)
 def _epsilon(noise: float, delta: float, merges: int) -> float:
+    import numpy as np
     from dp_accounting import get_epsilon_gaussian
 
     if merges == 0:

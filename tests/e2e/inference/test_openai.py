@@ -192,7 +192,7 @@ RAW: dict[str, tuple[bytes, dict[str, str], int, str]] = {
     "deeper": (b"[" * 200_000, {}, 400, "expected a table"),
     "NUL": (b'{"model": "tiny", "prompt": "\\u0000"}', {}, 400, "NUL"),
     "no UTF-8": (b'{"model": "\xff"}', {}, 400, "UTF-8"),
-    "no JSON": (b"prompt=x", {}, 400, "does not match"),
+    "no JSON": (b"prompt=x", {}, 400, "is not JSON"),
     "empty": (b"", {}, 400, "empty"),
 }
 
