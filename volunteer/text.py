@@ -69,8 +69,9 @@ def origin_of(info: RunInfo) -> str:
 def nobody_at(url: str) -> str:
     """Return the advice for an unreachable loopback address in a link."""
     return _(
-        "Nothing answers at {address}. This address means the very machine it is used on: ask "
-        "your organiser for a link with an address that reaches their machine.",
+        "Nothing answers at {address}, an address of this very machine. If the coordinator runs "
+        "here, start it with `coordinator serve`, or check the port; else ask your organiser for a "
+        "link with an address that reaches their machine.",
         address=url.partition("://")[2],
     )
 

@@ -112,7 +112,7 @@ def _say_with_code(line: str) -> None:
 def demo(
     *,
     workload: Annotated[
-        str, Parameter(help="What to train: gpt, dcgan, gomoku, rollouts or causal-lm.")
+        str, Parameter(help="What to train: gpt, dcgan, gomoku, rollouts, causal-lm or members.")
     ] = "gpt",
     volunteers: Annotated[int, Parameter(help="Volunteer processes.")] = 2,
     minutes: Annotated[

@@ -41,6 +41,7 @@ MEASURE_S = 45.0
 TICK_S = 0.5
 VOLUNTEERS_MAX = 64  # each is a process with a model of its own
 MINUTES_MAX = 7 * 24 * 60.0
+DATABASE = "coordinator.sqlite3"  # of a coordinator, in its data directory
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +65,12 @@ def check(options: DemoOptions) -> None:
         raise InvalidRunFile(
             f"--minutes must be between 0 and {MINUTES_MAX:,.0f}; "
             "0 is as long as suits the workload"
+        )
+
+    if options.data_dir and (Path(options.data_dir) / DATABASE).exists():
+        raise InvalidRunFile(
+            f"{options.data_dir} is the data directory of a coordinator: --data-dir of a demo names"
+            " a new folder"
         )
 
 

@@ -105,19 +105,19 @@ def resolved(settings: PrivacySettings, versions: int) -> PrivacySettings:
         if settings != PrivacySettings():
             raise InvalidRunFile("[privacy] needs epsilon, the budget of the run, such as 8.0")
         return settings
-    if not is_here(LIBRARY):
-        raise lacking("[privacy]", "privacy")
     if settings.clip <= 0:
         raise InvalidRunFile(
             "[privacy] needs clip, the largest norm that a member's updates count with in a merge:"
             " about what an honest update has, such as 1.0"
         )
+    if settings.noise == versions == 0:
+        raise InvalidRunFile(
+            "[privacy] divides epsilon over [stop] versions: say how many there will be, or give"
+            " noise"
+        )
+    if not is_here(LIBRARY):
+        raise lacking("[privacy]", "privacy")
     if settings.noise == 0:
-        if versions == 0:
-            raise InvalidRunFile(
-                "[privacy] divides epsilon over [stop] versions: say how many there will be, or"
-                " give noise"
-            )
         settings = msgspec.structs.replace(settings, noise=_least_noise(settings, versions))
     most, merges = merges_within(settings), max(settings.merges, versions, 1)
     if merges > most:

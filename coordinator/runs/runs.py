@@ -25,7 +25,9 @@ from coordinator.database import (
 )
 from coordinator.database.ledger.record_tree import tree_head
 from coordinator.database.runs import RunRow
-from coordinator.plan.privacy import resolved
+from coordinator.plan import privacy
+from coordinator.plan.plan import plan as read_plan
+from coordinator.plan.privacy import PrivacySettings
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import run_file, run_file_help
 from coordinator.runs import publishing
@@ -51,7 +53,7 @@ from shared.files.deletions import delete_file
 from shared.protocol.accounts import RunInfo
 from shared.protocol.base import RunState
 from shared.protocol.versions import SignedManifest
-from shared.tensors.spec import nbytes
+from shared.tensors.spec import Schema, nbytes
 from shared.workloads.base import ChunkRef, Workload, load
 from shared.workloads.data.task_suite import KIND as SUITE
 
@@ -107,6 +109,20 @@ _INSTEAD = {  # remedies where a run is resumed that is not paused
 }
 
 
+_STARTED = {  # remedies where a run is started that is no draft
+    "paused": "`coordinator run resume {name}`",
+    "completed": "`coordinator run extend {name} --versions N --yes` moves its end",
+    "failed": "`coordinator run fork NEW --from {name}` begins from its version",
+}
+
+
+def _private(file: RunFile, plan: Mapping[str, object], schema: Schema) -> PrivacySettings:
+    """Return the `[privacy]` of a new run with its noise. Raises InvalidRunFile, Configuration."""
+    at_members, gate = file.data.at == "members", file.evaluation.gate
+    privacy.check(file.privacy, read_plan(plan), schema, at_members=at_members, gate=gate)
+    return privacy.resolved(file.privacy, file.stop.versions)
+
+
 class DriftMeter(Protocol):
     """Measurement of the first task of a draft, which bounds the steps of its tasks."""
 
@@ -148,7 +164,7 @@ class Runs(PlatformService):
         counts = list(await asyncio.to_thread(workload.samples, model, passed)) if passed else []
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
-        private = await asyncio.to_thread(resolved, file.privacy, file.stop.versions)
+        private = await asyncio.to_thread(_private, file, plan, workload.schema(model))
         stored = run_file.encode(
             msgspec.structs.replace(file, model=model, task=task, plan=plan, privacy=private)
         )
@@ -270,9 +286,7 @@ class Runs(PlatformService):
         """
         run = await self._db.read(lambda conn: runs.by_name(conn, name))
         if run.state != "draft":
-            how = (
-                f"`coordinator run resume {name}`" if run.state == "paused" else "a run starts once"
-            )
+            how = _STARTED.get(run.state, "it began before").format(name=name)
             raise Conflict(f'the run "{name}" is {run.state}: {how}')
         about = definition(run)
         run_file.check_stop(about.file.stop, self._clock.now())

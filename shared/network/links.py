@@ -28,6 +28,8 @@ _QUOTED_LINE = re.compile(r"[\r\n]+[ \t]*(?:[>|]+[ \t]*)+")  # line break, marks
 # Line break that a mail adds, with its "=" before it; the "=" after a name belongs to the link.
 _SOFT_BREAK = re.compile(r"(?<!key)(?<!pin)(?<!code)=\r?\n")
 # characters without a meaning in a link, drawn borders included
+_OPTION = re.compile(r"\s--[a-z][\w-]*")
+_ONE_SLASH = re.compile(r"^(https?|volunteer):/(?=[^/])")
 _UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200d\u2060\u2500-\u259f\ufeff]+")
 _SEPARATORS = re.compile(r"[+&;/]")
 _PIN = re.compile(r"[0-9a-f]{64}")
@@ -106,6 +108,14 @@ def parse_link(text: str) -> JoinLink:
     original, text = " ".join(text.split()), tidy_link(text)
     if not text or len(text) > LINK_CHARS_MAX or not text.isprintable():
         raise BadRequest(NO_LINK)
+    if option := _OPTION.search(original):
+        raise BadRequest(
+            Sentence(
+                'the quotes around the link also hold "{option}": close them before it',
+                option=option[0],
+            )
+        )
+    text = _ONE_SLASH.sub(r"\1://", text)
     if "://" not in text:
         bare = urlsplit(f"//{text}")
         local = is_loopback(bare.hostname or "")

@@ -28,6 +28,11 @@ OF_THE_OTHER = {
     "coordinator": ("join", "link", "chat", "generate", "play", "benchmark", "pause", "resume"),
     "volunteer": ("serve", "demo", "dataset", "invite", "try", "backup", "grant"),
 }
+# Commands that a person expects, and what does the same.
+INSTEAD = {
+    ("volunteer", "start"): "volunteer",
+    ("volunteer", "run"): "volunteer --run NAME",
+}
 KINDS: dict[object, Sentence] = {
     int: Sentence("a whole number"),
     float: Sentence("a number"),
@@ -101,6 +106,12 @@ def no_command(program: str, word: str, app: App, argv: Sequence[str]) -> Senten
             '"{command}" comes first, and its options after it: `{program} {command} --help`',
             command=word,
             program=program,
+        )
+    if (program, word) in INSTEAD:
+        return Sentence(
+            'there is no command "{name}": `{command}` does it',
+            name=word,
+            command=INSTEAD[program, word],
         )
     if subjects := [name for name in names if word in app[name]]:
         commands = ", ".join(f"`{program} {name} {word}{rest}`" for name in subjects)

@@ -237,11 +237,18 @@ class Process:
 
     async def heartbeats(self, count: int) -> None:
         """Wait for `count` more heartbeats."""
+        async with self.heartbeat(count):
+            pass
+
+    @asynccontextmanager
+    async def heartbeat(self, count: int = 1) -> AsyncIterator[None]:
+        """Wait after the block for a heartbeat, or several, since its beginning."""
 
         def arrived() -> int:
             return sum("/heartbeat" in seen for seen in self.network.seen)
 
         wanted = arrived() + count
+        yield
         async with self.eventually():
             while arrived() < wanted:
                 await asyncio.sleep(0.01)

@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 
 from shared.errors import BadRequest, Conflict
 from shared.sentences import Sentence
+from shared.workloads.base import installed
 from shared.workloads.derived.new_package import package_texts
 from volunteer.cli.json_output import print_json
 from volunteer.i18n.catalogue import _
@@ -53,6 +54,10 @@ def write_package(name: str, folder: Path) -> list[Path]:
                 ' "{name}"',
                 name=name[:60],
             )
+        )
+    if name in installed():
+        raise Conflict(
+            Sentence("{name} is a workload of this machine: choose another name", name=name)
         )
     if folder.exists():
         raise Conflict(Sentence("{folder} exists already: choose another name", folder=str(folder)))

@@ -49,10 +49,10 @@ async def test_a_page_of_credits_has_the_account_of_now(tmp_path: Path) -> None:
         machine.speed = 1.0  # the next heartbeat would be half a minute away
         async with machine.working() as process:
             await process.until(events.Started)
-            await process.control.do(commands.Pause())
-            await process.heartbeats(1)
-            await process.control.query(endpoints.LEDGER)
-            await process.heartbeats(1)
+            async with process.heartbeat():
+                await process.control.do(commands.Pause())
+            async with process.heartbeat():
+                await process.control.query(endpoints.LEDGER)
 
 
 async def test_what_was_decided_between_two_processes_is_said_before_the_devices_are_known(

@@ -126,3 +126,12 @@ def test_loopback_is_only_this_machine() -> None:
     assert is_loopback("localhost")
     assert not is_loopback("192.168.1.4")
     assert not is_loopback("localhost.example.org")
+
+
+def test_one_slash_after_the_scheme_is_two() -> None:
+    assert parse_link("http:/127.0.0.1:8931/join").url == "http://127.0.0.1:8931"
+
+
+def test_an_option_within_the_quotes_of_a_link_is_named() -> None:
+    with pytest.raises(BadRequest, match='also hold " --name": close them'):
+        parse_link("https://train.example.org/join#key=abcd --name ada")

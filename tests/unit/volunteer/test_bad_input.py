@@ -74,9 +74,9 @@ async def test_an_address_of_the_own_machine_that_nobody_answers_at() -> None:
     with pytest.raises(Unreachable) as error:
         await looked_up("http://127.0.0.1:8765/join", None)
     assert str(error.value) == (
-        "Nothing answers at 127.0.0.1:8765. This address means the very machine it is used on: "
-        "ask your "
-        "organiser for a link with an address that reaches their machine."
+        "Nothing answers at 127.0.0.1:8765, an address of this very machine. If the coordinator "
+        "runs here, start it with `coordinator serve`, or check the port; else ask your organiser "
+        "for a link with an address that reaches their machine."
     )
     with pytest.raises(Unreachable, match=r"^https://train\.example\.org cannot be reached"):
         await looked_up("https://train.example.org", None)

@@ -142,6 +142,13 @@ def test_what_cannot_be_shown_is_refused_before_anything_is_made(
         demo(DemoOptions(**values))
 
 
+def test_a_demo_leaves_the_data_directory_of_a_coordinator_alone(tmp_path: Path) -> None:
+    (tmp_path / "coordinator.sqlite3").write_bytes(b"")
+    with pytest.raises(InvalidRunFile, match="names a new folder"):
+        demo(DemoOptions(data_dir=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["coordinator.sqlite3"]
+
+
 def test_a_missing_extra_is_told_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

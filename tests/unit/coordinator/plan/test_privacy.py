@@ -183,3 +183,13 @@ def test_without_the_library_no_run_begins_and_a_begun_one_keeps_its_budget(
     assert cost is not None
     assert (cost.epsilon, cost.planned, cost.merges_max) == (None, None, settings.merges)
     assert "budget 8" in cost.text
+
+
+def test_a_file_that_cannot_be_is_refused_before_the_library_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(InvalidRunFile, match="needs clip"):
+        resolved(PrivacySettings(epsilon=8.0), 9)
+    with pytest.raises(InvalidRunFile, match="versions"):
+        resolved(BUDGET, 0)

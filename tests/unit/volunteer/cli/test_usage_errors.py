@@ -16,6 +16,8 @@ from volunteer.cli.main import run_command
         (["key", "--nothing"], "there is no option --nothing here"),
         (["help", "jion"], 'there is no command "jion": did you mean "join"?'),
         (["create", "k"], 'there is no command "create": did you mean `volunteer key create k`?'),
+        (["start"], 'there is no command "start": `volunteer` does it'),
+        (["run", "small"], 'there is no command "run": `volunteer --run NAME` does it'),
         (["serve"], 'there is no command "serve" here: did you mean `coordinator serve`?'),
         (["xyz", "run"], 'there is no command "xyz": the nearest of '),
         (["--no-iu"], "there is no option --no-iu: did you mean --no-ui?"),

@@ -54,6 +54,9 @@ def test_the_command_writes_a_package_that_can_be_installed(
 
 
 def test_a_name_that_is_none_or_a_folder_that_exists_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Conflict, match="gpt is a workload of this machine"):
+        write_package("gpt", tmp_path / "gpt")
+    assert not (tmp_path / "gpt").exists()
     for name in ("", "Leaf", "a b", "../a", "1a", "a_b", "a" * 41):
         with pytest.raises(BadRequest, match="lower-case letters"):
             write_package(name, tmp_path / "new")
