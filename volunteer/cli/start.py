@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from shared.clock import SystemClock
-from shared.errors import BadRequest, Configuration, Unavailable, Unreachable, VolunteerError
+from shared.errors import BadRequest, Configuration, Unreachable, VolunteerError
 from shared.files.deletions import delete_folder
 from shared.programs import gc_freeze
 from shared.programs.silence_watch import at_rest
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
     from volunteer.tui.look import Look
 
 LAST_LINES_S = 5.0
-# Longest time from the lock of a profile to its socket at the start, and from the socket's end to
-# the end of the process.
-MOMENT_S = 10.0
 TRY_S = 0.05
 PORTS = {"https": 443, "socks5": 1080, "socks5h": 1080}  # default ports of schemes
 GOES_ON = N_(
@@ -104,8 +101,8 @@ def work(options: StartOptions) -> int:
         remark(spoken.problem)
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
     profile = Profile(directories.profile)
-    until, announced = time.monotonic() + MOMENT_S, False
-    while True:
+    announced = False
+    while True:  # the lock of the one before is free once its process has ended
         with ExitStack() as stack:
             if _is_ours(profile, stack, options):
                 if not options.screen and settings.priority == "low":
@@ -117,15 +114,11 @@ def work(options: StartOptions) -> int:
         if isinstance(outcome, int):
             return outcome
         if not announced:
-            remark(outcome or _("another one is starting or exiting on this profile: waiting"))
-            announced = True
-        elif time.monotonic() > until:
-            raise Unavailable(
-                Sentence(
-                    "the previous volunteer of this profile is still running: quit its screen, or "
-                    "retry in a moment"
-                )
+            remark(
+                outcome
+                or _("another one is starting or exiting on this profile: waiting; Ctrl-C gives up")
             )
+            announced = True
         time.sleep(TRY_S)
 
 
