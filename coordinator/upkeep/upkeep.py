@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,27 +72,27 @@ class Upkeep(PlatformService):
         """
         swept_at = marked_at = self._clock.monotonic()
         watch = self._signals.watch("versions")
-        await self._try("store", self._marks.renew())
-        await self._try("recheck", self._intake.recheck())
+        await self._try(self._marks.renew)
+        await self._try(self._intake.recheck)
         while not stop.is_set():
-            await self._try("ends", self.end_runs())
+            await self._try(self.end_runs)
             if self._clock.monotonic() - marked_at > RENEW_S:
                 marked_at = self._clock.monotonic()
-                await self._try("store", self._marks.renew())
+                await self._try(self._marks.renew)
             if self._clock.monotonic() - swept_at > SWEEP_S:
                 swept_at = self._clock.monotonic()
-                await self._try("recheck", self._intake.recheck())
-                await self._try("uploads", self._uploads.expire())
-                await self._try("prune", self.prune())
-                await self._try("sweep", self.sweep())
+                await self._try(self._intake.recheck)
+                await self._try(self._uploads.expire)
+                await self._try(self.prune)
+                await self._try(self.sweep)
             await watch.wait(TICK_S)
-        await self._try("store", self._marks.release())
+        await self._try(self._marks.release)
 
-    async def _try(self, chore: str, work: Awaitable[object]) -> None:
+    async def _try(self, chore: Callable[[], Awaitable[object]]) -> None:
         try:
-            await work
+            await chore()
         except (VolunteerError, OSError) as error:
-            log.warning("chore failed", chore=chore, error=str(error))
+            log.warning("chore failed", chore=chore.__qualname__, error=str(error))
 
     # --- the end of a run ---
 

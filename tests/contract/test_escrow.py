@@ -187,6 +187,42 @@ async def test_pay_behind_an_open_draw_is_no_bond(database: Database) -> None:
     assert await breaches(database) == []
 
 
+async def test_a_draw_that_is_still_open_makes_no_bond_larger(database: Database) -> None:
+    """Its account may have had it for its first tasks, and waits for no fault of its own."""
+    run = await setting(database)
+
+    def drawn(conn: Connection) -> None:
+        for _ in range(4):
+            merged(conn, run, NEW, 1.0)
+        passing = [draw(conn, merged(conn, run, NEW, 2.0)) for _ in range(2)]
+        draw(conn, merged(conn, run, NEW, 3.0))
+        for row in passing:
+            settle(conn, row, "passed")
+
+    await database.write(drawn)
+    assert await have(database) == (0, 2 * PRICE, 5 * PRICE)  # a bond, and the pay of the open one
+    assert await breaches(database) == []
+
+
+async def test_an_account_that_is_suspended_before_its_pay_is_freed_gets_none(
+    database: Database,
+) -> None:
+    run = await setting(database)
+
+    def drawn(conn: Connection) -> None:
+        number = accepted(conn, run, NEW, 1.0)
+        volunteers.count_accepted(conn, [(NEW, PRICE)])
+        settle(conn, draw(conn, number), "passed")
+        later = draw(conn, merged(conn, run, NEW, 2.0))
+        settle(conn, later, "passed")
+        suspend(conn, NEW, "copies of others", 3.0)
+        settlement.free_proven_pay(conn, {NEW}, 4.0)
+
+    await database.write(drawn)
+    assert await have(database) == (0, 0, 0)
+    assert await breaches(database) == []
+
+
 async def test_what_proves_nothing_takes_nothing_and_frees_nothing(database: Database) -> None:
     """Pay so far stays at stake whatever passes later, also that of work still being checked."""
     run = await setting(database, standing="vetted", proofs=12)

@@ -109,6 +109,22 @@ async def test_a_way_back_passes_over_a_version_whose_files_are_gone(tmp_path: P
         assert (proposal.version, proposal.to) == (2, 0)
 
 
+async def test_a_way_back_leads_to_a_version_that_has_its_files(tmp_path: Path) -> None:
+    """However many in a row have lost theirs."""
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        run = await home.start_run(RUN)
+        ann, ben, cat, eve = [await home.join(name) for name in ("Ann", "Ben", "Cat", "Eve")]
+        for seed in (1, 10):
+            await version(home, ann, ben, cat, seed=seed)
+        await version(home, eve, ann, ben, seed=20)
+        await home.coordinator.volunteers.suspend("Eve", REASON)
+        gone = update(evaluations).where(evaluations.c.version.in_((1, 2))).values(pruned=True)
+        await home.coordinator.db.write(lambda conn: conn.execute(gone))
+        proposal = await proposed(home, run)
+        assert proposal is not None
+        assert (proposal.version, proposal.to) == (3, 0)
+
+
 async def test_a_look_at_a_long_run_takes_few_statements(database: Database) -> None:
     def look(conn: Connection) -> list[str]:
         run = add_run(conn)

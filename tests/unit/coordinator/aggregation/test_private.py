@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.aggregation.cohort import Floats, cohort, pieces
 from coordinator.aggregation.private import NoiseTerms, PrivateMean
-from shared.tensors.spec import Schema, TensorSpec
+from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
 from tests.support.contributions import Arrays, contributions, flat, merged
 
 CLIP, DIVISOR = 0.5, 4
@@ -56,6 +56,29 @@ def test_one_member_moves_the_sum_by_the_clip_at_most(work: list[tuple[str, floa
         assert moved <= CLIP / DIVISOR + 1e-6
 
 
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=50))
+def test_no_rounding_of_a_factor_lets_an_update_count_more_than_the_clip(
+    norms: list[float],
+) -> None:
+    group = cohort(contributions(len(norms)), [1.0] * len(norms))
+    rule = PrivateMean(terms([f"member {number}" for number in range(len(norms))]))
+    factors = rule.settle(group, np.square(norms)).astype(np.float64)
+    assert (factors * norms <= CLIP / DIVISOR).all()
+
+
+def test_an_update_without_weight_takes_nobodys_portion() -> None:
+    updates = [scaled(update, 1e-3) for update in contributions(3)]
+    rule = PrivateMean(terms(["a", "b", "b"]))
+    moved = merged(rule, cohort(updates, [1.0, 0.0, 1.0]))
+    expected = flat(updates[0]) / DIVISOR + flat(updates[2]) / (2 * DIVISOR)
+    np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-9)
+
+
+def test_nothing_is_merged_before_the_norms_are_known() -> None:
+    with pytest.raises(ValueError, match="survey"):
+        PrivateMean(terms(["a"])).settle(cohort(contributions(1), [1.0]), None)
+
+
 def test_an_update_below_the_clip_counts_whole() -> None:
     (update,) = contributions(1)
     small = scaled(update, 1e-3)
@@ -95,6 +118,16 @@ def test_tensors_of_equal_length_get_different_noise() -> None:
     noise = merged(PrivateMean(terms(["a"], sigma=1.0)), cohort([update], [1.0]), twins)
     assert not np.array_equal(noise[:2000], noise[2000:])
     assert len(pieces(twins)) == 2
+
+
+def test_pieces_of_one_tensor_get_different_noise() -> None:
+    """Else whoever subtracts one piece from the next has an update without its noise."""
+    long = (TensorSpec("long", (2 * CHUNK_ELEMENTS,)),)
+    update = scaled(contributions(1, long)[0], 0.0)
+    noise = merged(PrivateMean(terms(["a"], sigma=1.0)), cohort([update], [1.0]), long)
+    assert len(pieces(long)) == 2
+    first, second = noise[:CHUNK_ELEMENTS], noise[CHUNK_ELEMENTS:]
+    assert abs(float(np.corrcoef(first, second)[0, 1])) < 5 / np.sqrt(CHUNK_ELEMENTS)
 
 
 def test_a_key_is_not_printed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,22 +12,28 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.accounts.suspension import suspend
+from coordinator.database import submissions
+from coordinator.database.contributions import ContributionRow
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import evaluations
+from coordinator.database.tasks import TaskRow
 from coordinator.intake.intake import NEVER
 from coordinator.rules import run_file
-from coordinator.rules.run_file import StopSettings
+from coordinator.rules.run_file import StopSettings, TrustSettings
+from coordinator.rules.validation import COHORT_MIN
 from coordinator.storage.blobs import DamagedBlob
 from shared.errors import NotFound
 from shared.protocol.accounts import Me
 from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitRequest, Verdict
 from shared.protocol.leases import BeginReply, Lease
-from shared.protocol.limits import PARTS_MAX, TRIES_MAX
+from shared.protocol.limits import API, PARTS_MAX, TRIES_MAX
+from shared.protocol.members import MemberData
+from tests.support.databases import Postgres
 from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import (
     RUN,
@@ -40,6 +47,7 @@ from tests.support.rollouts_run import RUN as ROLLOUTS
 
 ALONE = RUN.replace("[plan]", "[plan]\noverlap = true").replace("quorum = 2", "quorum = 1000")
 DRAWN = ALONE + "[trust]\nrecompute = 1.0\n"
+MEMBERS = ALONE + '[data]\nat = "members"\n'
 NAN = np.float32(np.nan).tobytes()
 
 
@@ -213,6 +221,32 @@ async def test_work_of_an_account_that_was_suspended_meanwhile_is_neither_drawn_
         assert await read(home, volunteers.c.accepted) == [0]
 
 
+async def test_a_suspension_that_comes_while_work_is_decided_keeps_it_from_its_pay(
+    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process suspends the account after it was read, and before it is locked; SQLite has
+    one writer.
+    """
+    url = await postgres.fresh()
+    async with local_coordinator(tmp_path, database=url) as home:
+        await home.start_run(DRAWN)
+        ann = await home.join("Ann")
+        ready, held = await uploaded(ann), submissions.held
+
+        def and_meanwhile(
+            conn: sa.Connection, rows: Sequence[ContributionRow]
+        ) -> dict[int, TaskRow]:
+            conn.execute(sa.update(volunteers).values(standing="suspended"))
+            return held(conn, rows)
+
+        monkeypatch.setattr(submissions, "held", and_meanwhile)
+        assert (await ready.verdict()).state == "superseded"
+        assert await pay(ann) == (0, 0, 0)
+        assert await read(home, recomputes.c.contribution_id) == []
+        assert await read(home, volunteers.c.accepted) == [0]
+    await postgres.recycle(url)
+
+
 async def test_bad_work_stays_bad_work_when_its_account_is_suspended(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home:
         await home.start_run(ALONE)
@@ -320,6 +354,77 @@ async def test_work_that_no_machine_can_do_again_is_paid_only_to_whom_the_organi
         assert (NEVER in verdict.message) == (not vouched)
         assert sum(await pay(worker)) == (ready.lease.price_micro if vouched else 0)
         assert await read(home, recomputes.c.contribution_id) == []
+
+
+async def test_draws_that_passed_stand_for_no_work_that_no_machine_can_do_again(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path, open=True, proof_of_work_bits=0) as home:
+        await home.start_run(DRAWN)
+        worker = await home.stranger("Ann")
+        await change(home, volunteers, standing="vetted", proofs=12)
+        ready = await uploaded(worker)
+        await change(home, runs, dataset_id=None)
+        verdict = await ready.verdict()
+        assert (verdict.state, NEVER in verdict.message) == ("accepted", True)
+        assert await pay(worker) == (0, 0, 0)
+
+
+async def test_what_comes_after_an_open_draw_waits_for_its_proof_too(tmp_path: Path) -> None:
+    """Else an account hides fakes behind a draw that it never has to pass."""
+    async with local_coordinator(tmp_path, open=True, proof_of_work_bits=0) as home:
+        await home.start_run(DRAWN)
+        ann, eve = await home.stranger("Ann"), await home.stranger("Eve")
+        await home.coordinator.volunteers.vouch(ann.volunteer_id)
+        await (await uploaded(eve, 1)).verdict()
+        file = run_file.decode((await read(home, runs.c.file))[0])
+        seldom = msgspec.structs.replace(file, trust=TrustSettings(recompute=0.0))
+        await change(home, runs, file=run_file.encode(seldom))
+        await change(home, volunteers, draws=1000)
+        for seed in range(2, 6):
+            assert (await (await uploaded(eve, seed)).verdict()).state == "accepted"
+        await (await uploaded(ann, 6)).verdict()
+        assert len(await read(home, recomputes.c.contribution_id)) < 5  # not all were drawn
+        c = contributions.c
+        assert await read(home, c.unproven, volunteer_id=eve.volunteer_id) == [True] * 5
+        assert await read(home, c.unproven, volunteer_id=ann.volunteer_id) == [False]
+
+
+async def keeper(home: LocalCoordinator, name: str) -> Worker:
+    """A member with data of its own."""
+    worker = await home.join(name)
+    body = msgspec.json.encode(MemberData(samples=64, items=512, heldout=1))
+    assert (await worker.http.put(f"{API}/runs/tiny/data", content=body)).status_code == 204
+    return worker
+
+
+@pytest.mark.parametrize("private", [False, True])
+async def test_updates_of_other_members_bound_no_update_of_a_private_run(
+    tmp_path: Path, private: bool
+) -> None:
+    """A bound that follows from other members' updates would tell of their data."""
+    async with local_coordinator(tmp_path) as home:
+        terms = "[privacy]\nepsilon = 8.0\nclip = 1.0\n[stop]\nversions = 2\n"
+        await home.start_run(MEMBERS + terms * private)
+        for seed in range(COHORT_MIN):
+            small = await uploaded(await keeper(home, f"Member {seed}"), seed, 2e-4)
+            assert (await small.verdict()).state == "accepted"
+        verdict = await (await uploaded(await keeper(home, "Zoe"), 99, 2e-3)).verdict()
+        if private:
+            assert verdict.state == "accepted"
+            assert {*await read(home, contributions.c.clip)} == {1.0}
+        else:
+            assert (verdict.state, verdict.reason) == ("rejected", Reason.NORM)
+
+
+async def test_a_loss_on_data_of_a_member_is_not_measured_by_the_organisers_example(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(MEMBERS)
+        await change(home, evaluations, state="done", loss=0.01)
+        ready = await uploaded(await keeper(home, "Ann"))
+        assert (await ready.verdict()).state == "accepted"
 
 
 async def test_nobody_reports_more_time_than_passed_or_another_base_than_its_lease(

@@ -4,12 +4,16 @@ not blamed on anybody.
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
+from structlog.testing import capture_logs
 
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
@@ -17,11 +21,27 @@ from coordinator.database.tables.merges import merges
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures
 from coordinator.database.tables.versions import versions
+from coordinator.merging.merger import IDLE_S, POLL_S
 from coordinator.storage.blobs import DamagedBlob
 from shared.errors import StorageFull, Unavailable
 from shared.protocol.accounts import Me
 from shared.protocol.contributions import Verdict
+from shared.protocol.limits import API
+from shared.protocol.members import MemberData
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, decode, local_coordinator
+
+PRIVATE = (
+    RUN
+    + """
+[data]
+at = "members"
+[privacy]
+epsilon = 8.0
+clip = 0.01
+[stop]
+versions = 2
+"""
+)
 
 
 @pytest.fixture
@@ -226,3 +246,161 @@ async def test_the_merger_looks_past_a_merge_that_another_process_makes(
     await home.clock.advance(61.0)
     assert [run.id for run in (await home.coordinator.db.read(look))[1]] == [1]
     assert await home.coordinator.merger.merge_if_due(1)
+
+
+async def test_the_merger_makes_what_is_due_until_it_is_stopped(home: LocalCoordinator) -> None:
+    """Also a merge that a dead process of the same file of SQLite had leased for long."""
+    await team(home)
+    lease = home.coordinator.merger._lease
+    assert await home.coordinator.db.write(lambda conn: lease(conn, 1)) is not None
+    left = sa.update(merges).values(owner="a dead process", lease_until=home.clock.now() + 1e6)
+    await home.coordinator.db.write(lambda conn: conn.execute(left))
+    stop = asyncio.Event()
+    job = asyncio.ensure_future(home.coordinator.merger.run(stop))
+    for head in (1, 2):
+        async with asyncio.timeout(60):
+            while await values(home, runs.c.head) != [head]:
+                assert not job.done()
+                await home.clock.advance(POLL_S)
+        if head == 1:
+            for number, name in enumerate(("Cleo", "Dan")):
+                await (await home.join(name)).work(10 + number)
+    stop.set()
+    async with asyncio.timeout(60):
+        while not job.done():
+            await home.clock.advance(IDLE_S)
+    await job
+    assert {*await values(home, merges.c.state)} == {"committed"}
+    assert await sound(home)
+
+
+async def test_the_log_tells_what_was_merged_and_what_failed(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await team(home)
+    with capture_logs() as lines:
+        with monkeypatch.context() as patched:
+            during(home, patched, lambda: home.coordinator.runs.pause("tiny"))
+            assert not await home.coordinator.merger.merge_if_due(1)
+        await home.coordinator.runs.resume("tiny")
+        assert await home.coordinator.merger.merge_if_due(1)
+        for number, name in enumerate(("Cleo", "Dan")):
+            await (await home.join(name)).work(10 + number)
+        broken = await home.coordinator.blobs.put_bytes(b"this is no file of tensors")
+        planted = sa.update(contributions).where(contributions.c.id == 3).values(sha256=broken)
+        await home.coordinator.db.write(lambda conn: conn.execute(planted))
+        assert not await home.coordinator.merger.merge_if_due(1)
+    assert home.coordinator.merger.outcomes == {
+        ("tiny", "overtaken"): 1,
+        ("tiny", "merged"): 1,
+        ("tiny", "failed"): 1,
+    }
+    ours = [line for line in lines if line["event"].startswith("merge")]
+    error, reason = ours[0].pop("error"), ours[2].pop("error")
+    assert "the head has moved" in error
+    assert "tensor" in reason
+    assert ours == [
+        {"event": "merge overtaken", "run": "tiny", "log_level": "info"},
+        {
+            "event": "merged",
+            "run": "tiny",
+            "version": 1,
+            "contributions": 2,
+            "seconds": 0.0,  # the clock stood still
+            "log_level": "info",
+        },
+        {
+            "event": "merge failed",
+            "run": "tiny",
+            "version": 2,
+            "failures": 1,
+            "log_level": "warning",
+        },
+    ]
+
+
+async def member(home: LocalCoordinator, name: str) -> Worker:
+    worker = await home.join(name)
+    body = msgspec.json.encode(MemberData(samples=64, items=512, heldout=1))
+    reply = await worker.http.put(f"{API}/runs/tiny/data", content=body)
+    assert reply.status_code == 204, reply.text
+    return worker
+
+
+async def test_each_private_merge_has_a_secret_of_its_own_and_none_exceeds_the_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever knew the secret of a merge, or that two merges share it, could take the noise off."""
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(PRIVATE)
+        pair = [await member(home, name) for name in ("Ann", "Bob")]
+        secrets: list[str] = []
+
+        async def note() -> None:
+            secrets.append(json.loads((await values(home, merges.c.terms))[-1])["noise_key"])
+
+        for version in range(2):
+            for number, worker in enumerate(pair):
+                await worker.work(10 * version + number)
+            during(home, monkeypatch, note)
+            assert await home.coordinator.merger.merge_if_due(1)
+        assert len({*secrets}) == 2
+        assert [len(bytes.fromhex(secret)) for secret in secrets] == [32, 32]
+        terms = await values(home, merges.c.terms)
+        assert [json.loads(text)["noise_key"] for text in terms] == ["", ""]
+        for number, worker in enumerate(pair):
+            assert (await worker.work(50 + number)).state == "accepted"
+        assert not await home.coordinator.merger.merge_if_due(1)
+        assert await values(home, runs.c.head) == [2]
+        assert len(await values(home, merges.c.id)) == 2  # not even begun
+
+
+async def test_a_merge_in_parts_that_was_left_is_not_resumed_with_work_that_counts_no_more(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(RUN.replace("[plan]", "[plan]\nshards = 2"))
+        for number, name in enumerate(("Ann", "Bob", "Cleo")):
+            await (await home.join(name)).work(number)
+        lease = home.coordinator.merger._lease
+        job = await home.coordinator.db.write(lambda conn: lease(conn, 1))
+        assert job is not None
+        assert [row.id for row in job.rows] == [1, 2, 3]
+        left = sa.update(merges).values(owner="a dead process", lease_until=0.0)
+        out = sa.update(contributions).where(contributions.c.id == 1).values(state="superseded")
+        await home.coordinator.db.write(lambda conn: conn.execute(left))
+        await home.coordinator.db.write(lambda conn: conn.execute(out))
+        assert await home.coordinator.merger.merge_if_due(1)
+        assert await values(home, contributions.c.state) == ["superseded", "merged", "merged"]
+        assert await values(home, versions.c.version, versions.c.contributions) == [
+            (0, "[]"),
+            (1, "[2,3]"),
+        ]
+
+
+async def test_bytes_of_the_base_that_are_damaged_meanwhile_are_blamed_on_no_contribution(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merge failed twice, and each contribution is tried alone: on a base that cannot be read."""
+    await team(home)
+    broken = await home.coordinator.blobs.put_bytes(b"this is no file of tensors")
+    planted = sa.update(contributions).where(contributions.c.id == 1).values(sha256=broken)
+    await home.coordinator.db.write(lambda conn: conn.execute(planted))
+    assert not await home.coordinator.merger.merge_if_due(1)
+    base = (await values(home, versions.c.master_sha256))[0]
+    local, reads = home.coordinator.blobs.local, [0]
+
+    async def damaged_later(name: str) -> Path:
+        reads[0] += name == base
+        if name == base and reads[0] > 1:
+            raise DamagedBlob(name)
+        return await local(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(home.coordinator.blobs, "local", damaged_later)
+        assert not await home.coordinator.merger.merge_if_due(1)
+    assert reads[0] == 3  # of the merge, and of each contribution alone
+    assert await values(home, contributions.c.state) == ["accepted", "accepted"]
+    assert await values(home, failures.c.id) == []
+    assert not await home.coordinator.merger.merge_if_due(1)
+    assert await values(home, contributions.c.state) == ["rejected", "accepted"]

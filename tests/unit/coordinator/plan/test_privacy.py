@@ -128,6 +128,10 @@ def test_a_private_run_publishes_nothing_but_the_noisy_sum(
     assert words in refusal.value.message
 
 
+def test_a_run_that_publishes_a_noisy_sum_alone_is_taken() -> None:
+    check(BUDGET, plan({}), WEIGHTS, at_members=True, gate=False)
+
+
 def test_privacy_is_for_data_that_members_keep() -> None:
     with pytest.raises(InvalidRunFile, match='at = "members"'):
         check(BUDGET, plan({}), WEIGHTS, at_members=False, gate=False)
@@ -135,7 +139,12 @@ def test_privacy_is_for_data_that_members_keep() -> None:
 
 @pytest.mark.parametrize(
     ("noise", "quorum", "parameters", "warned"),
-    [(1.0, 100, 10_000, False), (1.0, 100, 1_000_000, True), (0.0, 1, 1_000_000, False)],
+    [
+        (1.0, 100, 10_000, False),
+        (1.0, 100, 160_000, False),  # four times as long as the sum
+        (1.0, 100, 1_000_000, True),
+        (0.0, 1, 1_000_000, False),
+    ],
 )
 def test_noise_that_drowns_the_updates_is_told(
     noise: float, quorum: int, parameters: int, warned: bool
@@ -144,6 +153,10 @@ def test_noise_that_drowns_the_updates_is_told(
     advice = drowned(settings, plan({"quorum": quorum}), parameters)
     assert bool(advice) == warned
     assert all("quorum" in sentence and "250 members" in sentence for sentence in advice)
+
+
+def test_a_run_without_privacy_is_told_of_no_noise() -> None:
+    assert drowned(PrivacySettings(noise=1.0), plan({"quorum": 1}), 1_000_000) == ()
 
 
 @pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 2.0, 2.5])

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from coordinator.database import datasets, unreferenced_blobs
+from coordinator.database import recomputes as recompute_rows
 from coordinator.database import runs as run_rows
+from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.record import record_lines
 from coordinator.database.tables.runs import runs
+from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import evaluations
+from coordinator.database.unreferenced_blobs import SWEEPER_S
 from coordinator.upkeep import upkeep
+from coordinator.upkeep.store_mark import RENEW_S, stored_mark
 from shared.errors import Unavailable
+from shared.files.deletions import Reason as DeletionReason
 from shared.protocol.accounts import Me
+from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import (
     RUN,
     LocalCoordinator,
@@ -135,13 +145,170 @@ async def test_a_store_that_is_another_databases_too_loses_nothing(
     async def theirs() -> bool:
         return False
 
-    blobs = home.coordinator.blobs
-    before = {entry.sha256 async for entry in blobs.entries()}
+    before = await stored(home)
     with monkeypatch.context() as patched:
         patched.setattr(home.coordinator.store_marks, "renew", theirs)
         assert await home.coordinator.upkeep.sweep() == 0
-    assert {entry.sha256 async for entry in blobs.entries()} == before
+    assert await stored(home) == before
     assert await home.coordinator.upkeep.sweep() > 0
+
+
+async def stored(home: LocalCoordinator) -> set[str]:
+    return {entry.sha256 async for entry in home.coordinator.blobs.entries()}
+
+
+async def test_no_file_goes_that_a_recompute_still_needs(home: LocalCoordinator) -> None:
+    """Of an update that was merged long ago, and of its base, which retention let go."""
+    kept = "[retention]\nlatest = 1\nevery = 0\n[trust]\nrecompute = 1.0\n"
+    await home.start_run(ALONE + kept)
+    await versions(home, 3)
+    await measured(home)
+    await home.coordinator.upkeep.prune()
+    assert await pruned(home) == [1, 2]
+    needed = await home.coordinator.db.read(recompute_rows.blobs_in_use)
+    assert len(needed) == 6  # three updates and their bases
+    await home.clock.advance(2 * upkeep.ORPHAN_AGE_S)
+    await home.coordinator.upkeep.sweep()
+    assert needed <= await stored(home)
+    done = sa.update(recomputes).values(state="done", result="passed")
+    await home.coordinator.db.write(lambda conn: conn.execute(done))
+    await home.clock.advance(2 * upkeep.ORPHAN_AGE_S)
+    assert await home.coordinator.upkeep.sweep() == 5
+    assert len(needed & await stored(home)) == 1  # version 0 stays
+
+
+async def let_go(home: LocalCoordinator, count: int) -> set[str]:
+    """So many old blobs to which nothing refers."""
+    put = home.coordinator.blobs.put_bytes
+    names = {await put(b"blob %d" % number) for number in range(count)}
+    await home.clock.advance(2 * upkeep.ORPHAN_AGE_S)
+    return names
+
+
+async def test_a_sweep_deletes_few_files_so_that_a_mistake_takes_hours(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await home.start_run(ALONE)
+    registered = len(await home.coordinator.db.read(datasets.all_registered))
+    monkeypatch.setattr(upkeep, "SWEPT_MIN", 2)
+    names = await let_go(home, 9)
+    assert await home.coordinator.upkeep.sweep() == 2
+    assert len(names & await stored(home)) == 7
+    monkeypatch.setattr(upkeep, "SWEPT_SHARE", 4.5 / registered)
+    assert await home.coordinator.upkeep.sweep() == 4
+    assert len(names & await stored(home)) == 3
+
+
+async def test_a_sweep_that_fails_or_takes_long_leaves_the_rest_to_the_next(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another sweeper may hold them by then, and whoever writes them again must not wait."""
+    names, delete = await let_go(home, 4), home.coordinator.blobs.delete
+    deleted = list[str]()
+
+    async def slow(name: str, why: DeletionReason) -> None:
+        await delete(name, why)
+        deleted.append(name)
+        await home.clock.advance(SWEEPER_S / 2 + 1)
+
+    async def failing(name: str, why: DeletionReason) -> None:
+        if len(deleted) == 2:
+            raise Unavailable("the store rests")
+        await delete(name, why)
+        deleted.append(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(home.coordinator.blobs, "delete", slow)
+        assert await home.coordinator.upkeep.sweep() == 1
+    assert names - {*deleted} == names & await stored(home)
+    await home.clock.advance(2 * upkeep.ORPHAN_AGE_S)
+    with monkeypatch.context() as patched:
+        patched.setattr(home.coordinator.blobs, "delete", failing)
+        with pytest.raises(Unavailable):
+            await home.coordinator.upkeep.sweep()
+    left = names - {*deleted}
+    assert (len(left), left) == (2, names & await stored(home))
+    announce = partial(unreferenced_blobs.announce, names=left, since=home.clock.now())
+    assert (await home.coordinator.db.write(announce)).keys() == left  # nobody deletes them now
+    assert await home.coordinator.upkeep.sweep() == 0  # they are young again
+    await home.clock.advance(2 * upkeep.ORPHAN_AGE_S)
+    assert await home.coordinator.upkeep.sweep() == 2
+
+
+async def test_who_waits_for_the_end_of_a_run_hears_of_it(home: LocalCoordinator) -> None:
+    await home.start_run(ALONE + "[stop]\nversions = 1\n")
+    await versions(home, 1)
+    topics = ("run:1", "runs", "queue", "versions")
+    watches = [home.coordinator.signals.watch(topic) for topic in topics]
+    assert not any([await watch.wait(0) for watch in watches])
+    assert await home.coordinator.upkeep.end_runs() == 1
+    assert all([await watch.wait(0) for watch in watches])
+    assert await home.coordinator.upkeep.end_runs() == 0
+    assert not any([await watch.wait(0) for watch in watches])
+
+
+async def until(
+    home: LocalCoordinator, job: asyncio.Future[None], holds: Callable[[], Awaitable[bool]]
+) -> None:
+    """Let time pass until something holds."""
+    async with asyncio.timeout(60):
+        while not await holds():
+            assert not job.done()
+            await home.clock.advance(upkeep.TICK_S)
+
+
+async def test_chores_come_each_in_its_time_until_the_server_stops(home: LocalCoordinator) -> None:
+    """What a dead process left is decided first, and a stop gives the store up."""
+    await home.start_run(ALONE + "[stop]\nversions = 1\n")
+    ann = await home.join("Ann")
+    with faults(fail(RuntimeError("the process is gone")).after("write _receive")).installed():
+        lease = await ann.claim()
+        begun = await ann.begin(lease)
+        data = await ann.update(lease.run, 1)
+        await ann.upload(lease, data)
+        left = ann.submission(lease, begun, data)
+        refused(await ann.post(f"/tasks/{lease.task}/submit", left), 500)
+    old = home.coordinator.blobs.scratch() / "old"
+    old.write_text("left by a killed process")
+    os.utime(old, (home.clock.now() - upkeep.ORPHAN_AGE_S - 1,) * 2)
+    coordinator, began = home.coordinator, home.clock.now()
+
+    async def decided() -> bool:
+        query = sa.select(contributions.c.state)
+        states = await coordinator.db.read(lambda conn: conn.execute(query).scalars().all())
+        return "checking" not in states
+
+    async def lease_end() -> float:
+        mark = await stored_mark(coordinator.blobs)
+        assert mark is not None
+        return mark.until
+
+    async def renewed() -> bool:
+        return await lease_end() > first_end
+
+    async def ended() -> bool:
+        return (await coordinator.runs.queries.info("tiny")).state == "completed"
+
+    async def swept() -> bool:
+        return not old.exists()
+
+    stop = asyncio.Event()
+    job = asyncio.ensure_future(coordinator.upkeep.run(stop))
+    await until(home, job, decided)
+    first_end = await lease_end()
+    assert first_end > began
+    assert await coordinator.merger.merge_if_due(1)
+    await until(home, job, ended)
+    await until(home, job, renewed)
+    assert home.clock.now() - began > RENEW_S
+    await until(home, job, swept)
+    assert home.clock.now() - began > upkeep.SWEEP_S
+    stop.set()
+    async with asyncio.timeout(60):
+        while not job.done():
+            await home.clock.advance(upkeep.TICK_S)
+    await job
+    assert await lease_end() <= home.clock.now()
 
 
 async def test_a_chore_that_fails_keeps_no_other_from_its_turn(home: LocalCoordinator) -> None:
@@ -152,6 +319,6 @@ async def test_a_chore_that_fails_keeps_no_other_from_its_turn(home: LocalCoordi
         raise ZeroDivisionError
 
     chore = home.coordinator.upkeep._try
-    await chore("store", failing())
+    await chore(failing)
     with pytest.raises(ZeroDivisionError):  # a bug is not silenced
-        await chore("store", broken())
+        await chore(broken)

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from coordinator.database import runs
+from coordinator.database.members import member_rows
 from shared.errors import InvalidRunFile
 from shared.protocol.members import MemberData
 from shared.workloads.base import ChunkRef, Config, DatasetManifest, DatasetWanted, Workload
@@ -19,9 +21,14 @@ from shared.workloads.causal_lm.workload import CausalWorkload
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.dcgan.workload import DcganWorkload
 from shared.workloads.gpt.workload import GptWorkload
+from tests.support.local_coordinator import local_coordinator
+from tests.support.local_volunteer import SHORT, LocalMachine
+from tests.support.own_files import add, own_data_of
 from tests.support.workloads import tiny_causal, tiny_gpt
-from volunteer.account.membership import MemberRun, OwnSources, build, same_form
+from volunteer.account.membership import MemberRun, OwnSources, build, declare_all, same_form
+from volunteer.account.profile import Profile
 from volunteer.cli.data_commands import screen
+from volunteer.net.api import Api
 from volunteer.storage.own_data import OwnBuild, OwnRecord
 
 SHARE = 0.1
@@ -218,3 +225,27 @@ def test_a_workload_reads_files_of_its_own_kind_itself(tmp_path: Path) -> None:
     assert not same_form(manifest, other)
     record = OwnRecord(run="ward", build="b", manifest=manifest, numbers=numbers, at=0.0)
     assert "  90 pieces to learn from" in screen(record, tmp_path)
+
+
+async def test_a_run_that_is_gone_keeps_the_data_of_no_other_from_being_declared(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(SHORT + '[data]\nat = "members"\n')
+        machine = LocalMachine(tmp_path / "machine", home)
+        await machine.join()
+        record = await add(machine, notes(tmp_path / "notes"), declared=False)
+        own = own_data_of(machine)
+        with own.building("gone") as target:
+            own.use(msgspec.structs.replace(record, run="gone", build=target.folder.name))
+        assert [each.run for each in own.records()] == ["gone", "tiny"]
+        identity = Profile(machine.directories.profile).current()
+        assert identity is not None
+        client = machine.connect()(identity.address, identity.token)
+        try:
+            await declare_all(Api(client), own)
+        finally:
+            await client.close()
+        run = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+        rows = await home.coordinator.db.read(lambda conn: member_rows.of_run(conn, run.id))
+        assert [row.numbers for row in rows] == [record.numbers]

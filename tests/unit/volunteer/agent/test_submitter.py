@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import msgspec
+from msgspec.structs import replace
 
 from coordinator.database import runs
 from shared.errors import BY_CODE
@@ -16,7 +18,11 @@ from shared.protocol.accounts import Device
 from shared.protocol.contributions import SubmitRequest
 from tests.support.local_coordinator import RUN, LocalCoordinator
 from tests.support.local_volunteer import CPU, SHORT, local_machine
+from volunteer.account.profile import Profile
+from volunteer.agent.lifecycle import FATAL
+from volunteer.agent.submitter import REFUSALS
 from volunteer.control import events
+from volunteer.storage.outbox import Outbox
 
 SYNC = RUN.replace('preset = "fedavg"', 'preset = "sync-sgd"')
 # torch takes any index of its CPU: the second device is this processor once more
@@ -118,6 +124,71 @@ async def test_an_answer_that_is_no_refusal_costs_no_result(tmp_path: Path) -> N
         assert len([text for text in notices if NOT_YET in str(text)]) == 1
         assert judged.verdict.state in ("accepted", "merged")
         assert process.all(events.TaskEnded) == []
+
+
+def is_kept(code: str) -> bool:
+    """Return True if an error of this code is no answer about a result, and ends no process."""
+    kind = BY_CODE[code]
+    return kind not in REFUSALS and not issubclass(kind, FATAL) and kind.status > 0
+
+
+async def test_no_answer_but_a_refusal_drops_a_result(tmp_path: Path) -> None:
+    """Not even one that is a kind of refusal elsewhere, as of a name or a code."""
+    codes = sorted(code for code in BY_CODE if is_kept(code))
+    assert {"invalid_code", "invalid_name", "invalid_run_file", "not_found"} <= {*codes}
+    async with local_machine(tmp_path, SHORT) as machine:
+        async with machine.working(max_tasks=1) as process:
+            left = list(codes)
+            way = Submissions(
+                machine.home.transport, lambda *_: error(left.pop(0)) if left else None
+            )
+            process.network.inner = way
+            judged = await process.until(events.Judged)
+        assert len(way.seen) == len(codes) + 1
+        assert judged.verdict.state in ("accepted", "merged")
+        assert process.all(events.TaskEnded) == []
+
+
+async def test_a_refused_result_takes_no_other_lease_of_its_task_along(tmp_path: Path) -> None:
+    """The machine had the task twice, and only its first lease was given to somebody else."""
+    async with local_machine(tmp_path, SHORT) as machine:
+        async with machine.working(max_tasks=1) as process:
+            process.network.refuse("/uploads")
+            await process.until(events.Trained)
+        profile = Profile(machine.directories.profile)
+        identity = profile.current()
+        assert identity is not None
+        outbox = Outbox(profile.home(identity).outbox)
+        (first,) = outbox.entries()
+        second = replace(first, submit=replace(first.submit, attempt=2), at=first.at + 1)
+        shutil.copy(outbox.payload(first.name), outbox.payload(second.name))
+        outbox.put(second)
+        async with machine.working(max_tasks=1) as process:
+            way = Answers(machine.home.transport)
+            process.network.inner = way
+            async with process.eventually():
+                while not {(1, "gone"), (2, "unavailable")} <= {*way.given}:
+                    await asyncio.sleep(0.01)
+                while outbox.payload(first.name).exists():
+                    await asyncio.sleep(0.01)
+        assert [entry.name for entry in Outbox(outbox.root).entries()] == [second.name]
+
+
+class Answers(httpx.AsyncBaseTransport):
+    """The way to a coordinator that gave the first attempt to somebody else, and rests."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+        self.given: list[tuple[int, str]] = []  # attempts, and the errors about them
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path
+        if not path.endswith(("/uploads", "/submit")):
+            return await self._inner.handle_async_request(request)
+        attempt = int(msgspec.json.decode(await request.aread())["attempt"])
+        code = "gone" if attempt == 1 else "unavailable"
+        self.given.append((attempt, code))
+        return error(code)
 
 
 async def overtaken(home: LocalCoordinator) -> None:

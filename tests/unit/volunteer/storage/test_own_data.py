@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -119,3 +121,22 @@ def test_a_damaged_record_is_a_sentence_and_hides_no_other(own: OwnData) -> None
     with pytest.raises(OwnDataUnusable, match="are damaged"):
         own.record(RUN)
     assert own.records() == (other,)
+
+
+def test_a_chunk_that_changes_while_a_process_runs_is_not_trained_on(own: OwnData) -> None:
+    """Each is verified once, and again when its file is another one."""
+    record = added(own, b"chunk one")
+    files = own.files(record, record.refs)
+    assert own.files(record, record.refs) == files
+    (path,) = files.values()
+    path.write_bytes(b"chunk 0ne")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(OwnDataUnusable, match="are damaged"):
+        own.files(record, record.refs)
+
+
+def test_a_folder_that_was_copied_serves_no_other_run(own: OwnData) -> None:
+    added(own, b"mine")
+    shutil.copytree(own.place(RUN), own.place("another"))
+    with pytest.raises(OwnDataUnusable, match="not on this machine any more"):
+        own.record("another")

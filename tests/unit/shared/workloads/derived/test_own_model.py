@@ -18,6 +18,7 @@ from shared.workloads.base import DatasetManifest, DatasetWanted, Job, TrainSett
 from shared.workloads.data.image_files import read_png
 from shared.workloads.derived.derived_facts import DataKind, derived_of
 from shared.workloads.derived.own_model import OwnModel
+from shared.workloads.training.ranks import Ranks
 from tests.support.workloads.tiny_dcgan import stripes
 
 Write = Callable[..., OwnModel]
@@ -301,6 +302,25 @@ def samples(paths, high: int = 100):
         Other().config({}, manifest)
 
 
+def job(config: dict[str, Any], steps: int = 2) -> Job:
+    return Job(
+        run="r",
+        workload="own",
+        kind="train",
+        update="delta",
+        config=config,
+        train=TrainSettings(optimizer="sgd", lr=0.1, warmup_steps=0),
+        order_seed=1,
+        start=0,
+        stop=16 * steps,
+        seed=3,
+        steps=steps,
+        batch_size=16,
+        global_step=0,
+        total_steps=0,
+    )
+
+
 def test_dropout_is_the_same_for_any_division_into_micro_batches(
     write: Write, tmp_path: Path
 ) -> None:
@@ -312,29 +332,43 @@ def test_dropout_is_the_same_for_any_division_into_micro_batches(
     assert derived_of(config).additive
     results = []
     for micro in (16, 5):
-        job = Job(
-            run="r",
-            workload="own",
-            kind="train",
-            update="delta",
-            config=config,
-            train=TrainSettings(optimizer="sgd", lr=0.1, warmup_steps=0),
-            order_seed=1,
-            start=0,
-            stop=32,
-            seed=3,
-            steps=2,
-            batch_size=16,
-            global_step=0,
-            total_steps=0,
-        )
-        work: Any = workload.begin(job, workload.init(config, 1), data, "cpu")
+        work: Any = workload.begin(job(config), workload.init(config, 1), data, "cpu")
         work.begin_with(micro, most=True, room=0)
         while not work.done:
             work.advance()
         results.append(work.result()[1])
     for name, value in results[0].items():
         assert torch.allclose(value, results[1][name], atol=1e-6)
+
+
+def test_a_model_with_buffers_is_computed_by_one_process(write: Write, tmp_path: Path) -> None:
+    """Each rank would have buffers of its own, of which one would be published."""
+    buffered = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, images):
+        return self.inner(images.flatten(1)) * self.scale
+
+def model(width: int = 4):
+    return Model()
+"""
+    for text, spread in ((MODEL, True), (buffered, False)):
+        workload = write(text, LOSS, CODE)
+        data = _Folder(stripes(put_in(tmp_path)), tmp_path)
+        config = workload.config({}, data.manifest)
+        assert derived_of(config).additive
+        work: Any = workload.begin(job(config, steps=1), workload.init(config, 1), data, "cpu")
+        ranks = Ranks(["cpu"])
+        work.spread(ranks, begin_nothing)
+        assert (ranks._task is not None) == spread
+
+
+def begin_nothing(device: str) -> Any:
+    raise AssertionError("no step is computed here")
 
 
 class _Folder:

@@ -98,6 +98,14 @@ def test_right_answers_earn_and_wrong_ones_do_not(
     assert [each for each in wrong if earned(verifier, each) != 0.0] == []
 
 
+def test_the_answer_stands_after_the_last_of_the_places_that_its_problem_names() -> None:
+    """Who names the place for each guess is judged by the last of them."""
+    problem = Problem.single("p", "number", {"answer": 4}, "Result:")
+    assert reward(problem, "Result: 5\nno. Result: 4") == 1.0
+    assert reward(problem, "Result: 4\nno. Result: 5") == 0.0
+    assert reward(problem, "Answer: 4") == 0.0
+
+
 class Vowels(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An answer is full of vowels."""
 

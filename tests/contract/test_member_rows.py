@@ -1,0 +1,234 @@
+"""Data that members keep: whom nobody counts, and what a withdrawal ends, on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from coordinator.accounts.accounts import Principal
+from coordinator.database import tasks
+from coordinator.database.engine.open_database import Database
+from coordinator.database.members import heldout_rows, member_rows
+from coordinator.database.tables.accounts import volunteers, workers
+from coordinator.database.tables.runs import members
+from coordinator.database.tables.runs import runs as runs_table
+from coordinator.database.tables.tasks import tasks as tasks_table
+from coordinator.database.tables.versions import evaluations, heldout_sums
+from coordinator.runs import member_figures
+from coordinator.scheduling.member_data import MemberDeclarations
+from coordinator.scheduling.queue import Queue
+from coordinator.signals import Signals
+from shared.errors import BadRequest, Conflict, Forbidden
+from shared.protocol.leases import Lease, ReleaseRequest
+from shared.protocol.limits import RENEW_S
+from shared.protocol.members import HeldoutSums, MemberData
+from tests.support.run_rows import (
+    add_contribution,
+    add_run,
+    add_version,
+    add_worker,
+    claim,
+    queue_of,
+)
+from tests.support.virtual_clock import VirtualClock
+
+MODEL = {"vocab_size": 300, "block_size": 8, "n_layer": 1, "n_head": 1, "n_embd": 8}
+TASK = {"local_steps": 2, "batch_size": 4, "in_flight": 16, "lease_floor_seconds": 600.0}
+T = TypeVar("T")
+
+
+@dataclass
+class Ward:
+    """A run over its members' data, and a member with one machine."""
+
+    db: Database
+    clock: VirtualClock
+    queue: Queue
+    data: MemberDeclarations
+    run: int
+    ann: Principal
+
+    async def write(self, fn: Callable[[Connection], T]) -> T:
+        return await self.db.write(fn)
+
+    async def declare(self, who: Principal, samples: int = 20, run: str = "ward") -> None:
+        await self.data.declare(who, run, MemberData(samples=samples, items=8 * samples))
+
+    async def lease(self) -> Lease:
+        lease = (await claim(self.queue, self.ann, runs=("ward",))).lease
+        assert lease is not None
+        return lease
+
+    async def give_back(self, lease: Lease) -> None:
+        await self.queue.release(self.ann, lease.task, ReleaseRequest(attempt=lease.attempt))
+
+    async def states(self) -> list[str]:
+        query = sa.select(tasks_table.c.state).order_by(tasks_table.c.id)
+        return await self.db.read(lambda conn: [*conn.execute(query).scalars()])
+
+    async def declared(self) -> list[str]:
+        """Return the machines whose data count."""
+        rows = await self.db.read(lambda conn: member_rows.of_run(conn, self.run))
+        return sorted(row.worker_id for row in rows)
+
+    async def measure(self, who: Principal, loss: float, version: int = 0) -> None:
+        sums = HeldoutSums(version=version, loss_sum=10 * loss, items=10)
+        owner = (who.volunteer_id, who.worker_id)
+        await self.write(lambda conn: member_figures.record_loss(conn, self.run, owner, sums))
+
+    async def losses(self) -> dict[int, tuple[float, ...]]:
+        return await self.db.read(lambda conn: heldout_rows.losses(conn, self.run))
+
+
+@pytest.fixture
+async def ward(database: Database) -> Ward:
+    clock = VirtualClock()
+
+    def begin(conn: Connection) -> tuple[int, Principal]:
+        run = add_run(conn, "ward", task=TASK, model=MODEL, data={"at": "members"})
+        add_evaluation(conn, run, 0)
+        return run, add_worker(conn)
+
+    run, ann = await database.write(begin)
+    queue, data = queue_of(database, clock), MemberDeclarations(database, clock, Signals())
+    await clock.advance(RENEW_S)
+    return Ward(database, clock, queue, data, run, ann)
+
+
+def add_evaluation(conn: Connection, run: int, version: int) -> None:
+    blank = {"state": "skipped", "metrics": "{}", "sample": "", "message": "", "pruned": False}
+    conn.execute(sa.insert(evaluations).values(run_id=run, version=version, **blank))
+
+
+async def test_data_that_were_withdrawn_come_back_as_other_data(ward: Ward) -> None:
+    """As many samples may be of other files, and no old task may name their positions."""
+    await ward.declare(ward.ann)
+    first = await ward.lease()
+    await ward.give_back(first)
+    await ward.data.withdraw(ward.ann, "ward")
+    assert await ward.states() == ["cancelled"]
+    await ward.declare(ward.ann)
+    again = await ward.lease()
+    assert (again.job.start, again.task != first.task) == (0, True)
+    assert again.job.order_seed != first.job.order_seed
+    reopened = await ward.write(lambda conn: tasks.reopen_run(conn, ward.run))
+    assert (reopened, await ward.states()) == (0, ["cancelled", "doing"])
+
+
+async def test_the_same_numbers_again_keep_the_pass_and_its_waiting_tasks(ward: Ward) -> None:
+    await ward.declare(ward.ann)
+    first = await ward.lease()
+    await ward.give_back(first)
+    await ward.declare(ward.ann)
+    assert await ward.states() == ["todo"]
+    assert (await ward.lease()).task == first.task
+
+
+async def test_a_withdrawal_leaves_what_was_submitted_to_its_verdict(ward: Ward) -> None:
+    """Its time ran out before it was submitted: the task waits, and its update may be accepted."""
+    await ward.declare(ward.ann)
+    late = await ward.lease()
+    await ward.queue.begin(ward.ann, late.task, late.attempt)
+    await ward.clock.advance(86_400)
+    assert await ward.queue.expire() == 1
+    row = await ward.db.read(lambda conn: tasks.holder(conn, late.task, for_update=False))
+    assert (row.state, row.returned) == ("todo", True)
+    await ward.write(lambda conn: add_contribution(conn, row))
+    waiting = await ward.lease()
+    assert waiting.task != late.task
+    await ward.give_back(waiting)
+    at_work = await ward.lease()
+    assert at_work.task == waiting.task
+    await ward.data.withdraw(ward.ann, "ward")
+    assert await ward.states() == ["todo", "doing"]
+    await ward.data.withdraw(ward.ann, "ward")  # once more
+    assert await ward.states() == ["todo", "doing"]
+
+
+async def test_only_data_of_members_who_are_here_count(ward: Ward) -> None:
+    others = await ward.write(lambda conn: [add_worker(conn) for _ in range(3)])
+    gone, banned, withdrawn = others
+    for who in (ward.ann, *others):
+        await ward.declare(who)
+    assert len(await ward.declared()) == 4
+    await ward.data.withdraw(withdrawn, "ward")
+    left = sa.update(workers).where(workers.c.id == gone.worker_id).values(revoked_at=1.0)
+    out = sa.update(volunteers).where(volunteers.c.id == banned.volunteer_id)
+    await ward.write(lambda conn: conn.execute(left))
+    await ward.write(lambda conn: conn.execute(out.values(state="banned")))
+    assert await ward.declared() == [ward.ann.worker_id]
+    rows = await ward.db.read(lambda conn: member_rows.of_run(conn, ward.run))
+    counts = member_rows.counts(rows)
+    assert (counts.members, counts.machines, counts.samples, counts.items) == (1, 1, 20, 160)
+
+
+async def test_two_machines_of_a_member_are_one_member(ward: Ward) -> None:
+    second = await ward.write(lambda conn: add_worker(conn, ward.ann.volunteer_id))
+    await ward.declare(ward.ann)
+    await ward.declare(second, 5)
+    rows = await ward.db.read(lambda conn: member_rows.of_run(conn, ward.run))
+    counts = member_rows.counts(rows)
+    assert (counts.members, counts.machines, counts.samples) == (1, 2, 25)
+
+
+@pytest.mark.parametrize("state", ["completed", "failed"])
+async def test_a_run_that_ended_takes_no_data(ward: Ward, state: str) -> None:
+    ended = sa.update(runs_table).values(state=state)
+    await ward.write(lambda conn: conn.execute(ended))
+    with pytest.raises(Conflict, match="has ended"):
+        await ward.declare(ward.ann)
+    assert await ward.declared() == []
+
+
+async def test_a_run_on_its_organisers_data_takes_none(ward: Ward) -> None:
+    await ward.write(lambda conn: add_run(conn, "whole", task=TASK, model=MODEL))
+    with pytest.raises(BadRequest, match="data of its organiser"):
+        await ward.declare(ward.ann, run="whole")
+    stored = sa.select(sa.func.count()).select_from(members)
+    assert await ward.db.read(lambda conn: conn.execute(stored).scalar_one()) == 0
+
+
+@pytest.mark.parametrize("standing", ["vetted", "probation"])
+async def test_who_is_not_vouched_for_declares_nothing(ward: Ward, standing: str) -> None:
+    """Draws that passed do not stand for the organiser's word."""
+    stranger = sa.update(volunteers).values(invited=False, standing=standing)
+    await ward.write(lambda conn: conn.execute(stranger))
+    with pytest.raises(Forbidden, match="vouched for"):
+        await ward.declare(ward.ann)
+    assert await ward.declared() == []
+
+
+async def test_losses_are_of_active_members_and_of_versions_with_files(ward: Ward) -> None:
+    ben, cid = await ward.write(lambda conn: [add_worker(conn) for _ in range(2)])
+
+    def second(conn: Connection) -> None:
+        add_version(conn, ward.run, 1)
+        add_evaluation(conn, ward.run, 1)
+
+    await ward.write(second)
+    for version in (0, 1):
+        for who, loss in ((ward.ann, 1.0), (ben, 2.0), (cid, 3.0)):
+            await ward.measure(who, loss + version, version)
+    assert await ward.losses() == {0: (1.0, 2.0, 3.0), 1: (2.0, 3.0, 4.0)}
+    await ward.measure(ben, 8.0, 1)  # measured again: the newer one counts
+    out = sa.update(volunteers).where(volunteers.c.id == cid.volunteer_id)
+    await ward.write(lambda conn: conn.execute(out.values(state="banned")))
+    assert await ward.losses() == {0: (1.0, 2.0), 1: (2.0, 8.0)}
+    pruned = sa.update(evaluations).where(evaluations.c.version == 0).values(pruned=True)
+    await ward.write(lambda conn: conn.execute(pruned))
+    assert await ward.losses() == {1: (2.0, 8.0)}
+
+
+async def test_a_version_that_is_not_there_is_measured_by_nobody(ward: Ward) -> None:
+    await ward.measure(ward.ann, 1.0, version=1)
+    other = await ward.write(lambda conn: add_run(conn, "whole", task=TASK, model=MODEL))
+    sums = HeldoutSums(version=0, loss_sum=1.0, items=1)
+    owner = (ward.ann.volunteer_id, ward.ann.worker_id)
+    await ward.write(lambda conn: member_figures.record_loss(conn, other, owner, sums))
+    stored = sa.select(sa.func.count()).select_from(heldout_sums)
+    assert await ward.db.read(lambda conn: conn.execute(stored).scalar_one()) == 0
