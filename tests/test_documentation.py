@@ -335,7 +335,7 @@ def test_files_that_a_new_thing_takes_exist() -> None:
 
 # ------------------------------------------------------------------------------------------- words
 
-GUIDES_MAX, PATH_MAX, SECURITY_MAX = 28_900, 1_700, 2_000
+GUIDES_MAX, PATH_MAX, SECURITY_MAX = 29_100, 1_700, 2_000
 
 
 def _words(text: str) -> int:
