@@ -27,7 +27,7 @@ from coordinator.rules.machine_time import MachineTime
 from coordinator.rules.run_file import StopSettings, parse
 from coordinator.runs.definition import definition
 from coordinator.runs.example import example, example_dataset
-from coordinator.runs.export import PLAIN, Exported
+from coordinator.runs.export import Exported
 from coordinator.runs.member_figures import MemberFigures
 from coordinator.runs.queries import DecidedCounts, ExperienceFigures
 from coordinator.runs.wind_down import VERSION, Deed, Difference
@@ -36,6 +36,7 @@ from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LeaderRow
 from shared.protocol.versions import VersionInfo
 from shared.workloads.experience import Rollout
+from shared.workloads.model_files import PLAIN
 
 if TYPE_CHECKING:
     from coordinator.plan.plan_tables import Plan

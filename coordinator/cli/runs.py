@@ -112,7 +112,7 @@ def create(
     if run.privacy is not None:
         print(
             f"Its merges add noise of {run.privacy.noise:.3g} times the influence of one member: "
-            f"{run.privacy.text}."
+            f"{run.privacy.explained}."
         )
     for sentence in done.advice:
         print(f"Beware: {sentence}.")
@@ -334,7 +334,7 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             *_curves(details.experience),
             ("contributions", _contributions(details.contributions, details.checks)),
             ("machines' time", _machine_time(details.time)),
-            ("privacy", run.privacy.text if run.privacy else None),
+            ("privacy", run.privacy.explained if run.privacy else None),
             ("up", details.codec),
             ("down", DOWNLINKS.get(details.downlink, details.downlink)),
             ("rule", details.rule),
@@ -347,7 +347,7 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
     )
     _suites(run)
     print()
-    print_versions(details.versions, by_members=details.members is not None)
+    print_versions(details.versions, by_members=bool(details.members and details.members.best_by))
 
 
 def _measured(run: RunInfo) -> str | None:
@@ -395,11 +395,14 @@ def _members(figures: MemberFigures | None) -> list[tuple[str, str | None]]:
             f"mean {loss.mean:.4f}, worst {loss.worst:.4f}, spread {loss.spread:.4f} over "
             f"{counted(loss.members, 'member')} at version {loss.version}"
         )
+    weights = f"by samples, no member above {figures.cap:g} times its equal share"
+    if figures.best_by is None:
+        weights = "alike for all accounts"
     best = figures.best
     choice = None if best is None else f"version {best.version}, by the {figures.best_by} over them"
     return [
         ("data", f"stays with its members: {people}, {amounts}"),
-        ("weights", f"by samples, no member above {figures.cap:g} times its equal share"),
+        ("weights", weights),
         ("members' loss", measured_by),
         ("best", choice),
     ]
@@ -653,7 +656,7 @@ def _published(where: Where, request: dict[str, Any], to: str) -> Any:
 def _fetched(where: Where, request: dict[str, Any], to: Path) -> Any:
     import msgspec
 
-    from coordinator.storage.folders import empty
+    from shared.files.new_folder import empty
 
     empty(to, "the export")
     reply = call(where, "run.export", **request)

@@ -250,7 +250,7 @@ class Evaluation(PlatformService):
             if sample_sha:
                 blob = (sample_sha, len(measured.sample.data), "sample")
                 datasets.register(conn, [blob], now, self._blobs.serials)
-            best = None if about.at_members else evaluations.best(conn, run.id)  # members choose
+            best = None if about.members_choose else evaluations.best(conn, run.id)
             if about.matches_choose:  # 0 at first
                 best = 0 if run.best is None else None
             if best is not None:

@@ -25,6 +25,7 @@ from shared.workloads.base import is_here
 
 if TYPE_CHECKING:
     from coordinator.plan.plan_tables import Plan
+    from coordinator.rules.run_file import DataSettings
     from shared.tensors.spec import Schema
 
 LIBRARY = "dp_accounting"
@@ -143,14 +144,14 @@ def drowned(settings: PrivacySettings, plan: Plan, parameters: int) -> tuple[str
 
 
 def check(
-    settings: PrivacySettings, plan: Plan, schema: Schema, *, at_members: bool, gate: bool
+    settings: PrivacySettings, plan: Plan, schema: Schema, *, data: DataSettings, gate: bool
 ) -> None:
     """Raise InvalidRunFile for a run in which something other than the noisy sum would tell of
     members' data.
     """
     if not settings.on:
         return
-    if not at_members:
+    if data.at != "members":
         raise InvalidRunFile(
             '[privacy] protects data that members keep: it needs [data] at = "members"'
         )
@@ -161,6 +162,11 @@ def check(
             plan.aggregate == "mean",
             f'[plan] aggregate = "{plan.aggregate}" compares members: take'
             ' "mean", in which [privacy] clip limits each of them',
+        ),
+        (
+            data.best == "mean",
+            f'[data] best = "{data.best}" is by losses that members measure: take it out, since'
+            " such a run is measured on its example",
         ),
         (not gate, "[evaluation] gate = true tries members' updates one by one: take it out"),
         (

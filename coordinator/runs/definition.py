@@ -90,6 +90,13 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self.file.data.at == "members"
 
+    @property
+    def members_choose(self) -> bool:
+        """Return True if the losses that members measure choose the best version. Nobody adds noise
+        to them, so that a private run is measured on its example alone.
+        """
+        return self.at_members and not self.file.privacy.on
+
     def tokenizer(self, assets: Mapping[str, ChunkRef]) -> ChunkRef | None:
         """Return the tokenizer: of the dataset, by its assets, else among the run's own files."""
         files = self.workload.files(self.file.model)
@@ -121,8 +128,7 @@ def of_file(text: str) -> Definition:
     split(schema, plan.shards, plan.shard_by)  # raises if this number of shards is impossible
     sized = file.task.max_steps if file.task.target_seconds > 0 else 0
     check_steps(plan, file.task.steps, sized)
-    at_members, gate = file.data.at == "members", file.evaluation.gate
-    privacy.check(file.privacy, plan, schema, at_members=at_members, gate=gate)
+    privacy.check(file.privacy, plan, schema, data=file.data, gate=file.evaluation.gate)
     return Definition(
         file=file,
         plan=plan,

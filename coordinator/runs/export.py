@@ -14,10 +14,8 @@ A version that drew a picture has it next to the card, as version.png. A format 
 
 from __future__ import annotations
 
-import errno
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -36,14 +34,14 @@ from coordinator.runs.definition import Definition, definition
 from coordinator.runs.model_card import PICTURE, CardFacts, StatedShare, card
 from coordinator.runs.queries import suite_courses
 from coordinator.runs.version_files import read_weights
-from coordinator.storage import folders
 from shared.decoding import decode
-from shared.errors import BadRequest, InvalidRunFile, NotFound, StorageFull
-from shared.files.deletions import delete_empty_folder, delete_folder
+from shared.errors import InvalidRunFile, NotFound
+from shared.files.new_folder import new_folder
 from shared.protocol.versions import SuiteCourse
 from shared.workloads.base import ConvertedModel, DatasetManifest, FormatWanted, load
 from shared.workloads.data.chat_template import TEMPLATE
 from shared.workloads.declaration import Measure
+from shared.workloads.model_files import PLAIN, check_format, converted, write_model
 
 if TYPE_CHECKING:
     import torch
@@ -52,8 +50,6 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
 
-PLAIN = "safetensors"  # the program's own format
-DTYPES = ("float32", "bfloat16", "float16")
 HISTORY_MAX = 1_000_000
 
 
@@ -150,7 +146,7 @@ def _read(
     conn: Connection, name: str, version: int | None, format: str, dtype: str
 ) -> ExportSource:
     run = runs.by_name(conn, name)
-    check_format(run.workload, format, dtype)
+    check_format(load(run.workload), format, dtype)
     if run.head < 0:
         raise NotFound(f'"{name}" has not been started: `coordinator run start {name}`')
     number = version if version is not None else (run.best if run.best is not None else run.head)
@@ -174,63 +170,20 @@ def _read(
     )
 
 
-def check_format(workload: str, format: str, dtype: str = "") -> None:
-    """Refuse a format or a type of numbers that a workload lacks. Raises BadRequest."""
-    formats = (PLAIN, *load(workload).formats)
-    if format not in formats:
-        raise BadRequest(
-            f'a {workload} model has no format "{format}": choose {" or ".join(formats)}'
-        )
-    types = () if format == "onnx" else DTYPES
-    if dtype and dtype not in types:
-        raise BadRequest(
-            f'the format {format} has no type "{dtype[:40]}": choose'
-            f" {' or '.join(types) or 'none, it is float32'}"
-        )
-
-
 def write(stop: Stop, source: ExportSource, files: ExportFiles, to: Path) -> Exported:
     """Write all files, or none. Raises StorageFull, Conflict if the folder is not empty."""
-    there = to.exists()
-    folders.empty(to, "the export")
-    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=to))
-    try:
+    with new_folder(to, "the export") as unfinished:
         exported = _fill(source, files, unfinished)
-        for name in exported.files:
-            (unfinished / name).replace(to / name)
-        delete_empty_folder(unfinished, "scratch")
-        return msgspec.structs.replace(exported, path=str(to))
-    except BaseException as error:
-        delete_folder(unfinished, "scratch")
-        if not there and not any(to.iterdir()):
-            delete_empty_folder(to, "scratch")
-        if _no_room(error):
-            raise StorageFull(f"no space is left for {to}: free some, then export again") from error
-        raise
-
-
-def _no_room(error: BaseException) -> bool:
-    """Return True if the disk was full; safetensors reports the system's error only in its text."""
-    match = re.search(r"os error (\d+)", str(error))
-    number = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
-    return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return msgspec.structs.replace(exported, path=str(to))
 
 
 def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:
-    from safetensors.torch import save_file
-
     about = definition(source.run)
     model = _converted(source, about, files)
-    if model.tensors:
-        tensors = _typed(model)
-        save_file(tensors, to / "model.safetensors", _metadata(source))
-    for name, content in model.files.items():
-        (to / name).write_bytes(content)
+    write_model(model, to, _metadata(source))
     (to / "metrics.jsonl").write_text(
         "".join(f"{line}\n" for line in _metrics(source)), encoding="utf-8"
     )
-    if model.tensors:  # safetensors makes its file for the owner alone
-        shutil.copymode(to / "metrics.jsonl", to / "model.safetensors")
     (to / "LICENSE.txt").write_text(_licence(source, about), encoding="utf-8")
     if files.picture:
         shutil.copyfile(files.picture, to / PICTURE)
@@ -248,45 +201,17 @@ def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:
     )
 
 
-def _typed(model: ConvertedModel) -> dict[str, torch.Tensor]:
-    """Return tensors with the format's type of numbers."""
-    import torch
-
-    dtype = getattr(torch, model.dtype) if model.dtype else None
-    return {
-        key: (value.to(dtype) if dtype and value.is_floating_point() else value).contiguous()
-        for key, value in model.tensors.items()
-    }
-
-
 def _converted(source: ExportSource, about: Definition, files: ExportFiles) -> ConvertedModel:
     """Return the tensors and files of the format."""
-    tensors_read = read_weights(files.weights, about)
-    weights = about.workload.whole(about.file.model, tensors_read, files.more)
+    config = about.file.model
+    weights = about.workload.whole(config, read_weights(files.weights, about), files.more)
     assets = {name: path.read_bytes() for name, path in files.assets.items()}
-    tokenizer = assets.get("tokenizer")
-    if files.format != PLAIN:
-        target = FormatWanted(files.format, tokenizer, assets.get(TEMPLATE), files.dtype)
-        return about.workload.convert(target, about.file.model, weights)
-    config = {
-        "workload": source.run.workload,
-        "workload_version": source.run.workload_version,
-        **about.file.model,
-    }
-    return ConvertedModel(
-        tensors=about.workload.export(about.file.model, weights),
-        files={
-            "config.json": msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n",
-            **({"tokenizer.json": tokenizer} if tokenizer is not None else {}),
-        },
-        code=_code(about, tokenizer is not None),
-        dtype=files.dtype,
-    )
+    target = FormatWanted(files.format, assets.get("tokenizer"), assets.get(TEMPLATE), files.dtype)
+    return converted(about.workload, config, weights, target)
 
 
 def _metadata(source: ExportSource) -> dict[str, str]:
     return {
-        "format": "pt",
         "run": source.run.name,
         "version": str(source.version.version),
         "master_sha256": source.version.master_sha256,
@@ -388,47 +313,6 @@ def _hub_dataset(data: DatasetManifest) -> str:
     """Return a dataset's name on a hub, taken from its source, or else its own name."""
     match = re.search(r"(?:/datasets/|^)([\w.-]+/[\w.-]+)$", data.source.strip().rstrip("/"))
     return match[1] if match else data.name
-
-
-def _code(about: Definition, tokenizer: bool) -> list[str]:
-    """Return example code that runs the exported model, with its `tokenizer` if it has one."""
-    writes = about.declaration.output == "text"
-    lines = [
-        "import json",
-        "from pathlib import Path",
-        "",
-        "from safetensors.torch import load_file",
-        "",
-        "from shared.workloads.base import load",
-        *(["from shared.workloads.generation.batch import Batch, Sequence"] if writes else []),
-        "",
-        'config = json.loads(Path("config.json").read_text())',
-        'for key in ("workload", "workload_version"):',
-        "    del config[key]",
-        'weights = load_file("model.safetensors")',
-        f'workload = load("{about.file.workload}")',
-    ]
-    if about.declaration.output == "none":
-        return [*lines, "print({name: value.shape for name, value in weights.items()})"]
-    if not writes:
-        return [
-            *lines,
-            'sample = workload.sample(config, weights, None, "", seed=1)',
-            "if sample.data:",
-            '    Path("sample.png").write_bytes(sample.data)',
-            "print(sample.title, sample.text)",
-        ]
-    return [
-        *lines,
-        'tokenizer = Path("tokenizer.json").read_bytes()' if tokenizer else "tokenizer = None",
-        'decoder = workload.decoder(config, weights, tokenizer, slots=1, device="cpu")',
-        'batch, asked = Batch(decoder), decoder.encode("")',
-        "count = min(100, decoder.context - len(asked))",
-        "how = dict(seed=1, temperature=0.8, top_p=0.95)",
-        'batch.add(Sequence(id="a", prompt=tuple(asked), max_tokens=count, **how))',
-        "while len(batch):",
-        '    print(*(made.text for made in batch.step()), sep="", end="")',
-    ]
 
 
 def check_source(path: Path, about: Definition, tokenizer: str | None) -> None:

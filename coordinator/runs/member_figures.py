@@ -52,7 +52,7 @@ class MemberFigures(msgspec.Struct, frozen=True, kw_only=True):
     items: int
     heldout: int
     cap: float  # no member weighs more than this times its equal share
-    best_by: Literal["mean", "worst"]
+    best_by: Literal["mean", "worst"] | None  # None in a private run, measured on its example
     newest: MemberLoss | None = None  # of the newest version that enough members measured
     best: MemberLoss | None = None
 
@@ -80,12 +80,12 @@ def best_of(losses: Sequence[MemberLoss], best_by: Literal["mean", "worst"]) -> 
 
 def record_loss(conn: Connection, run_id: int, owner: tuple[str, str], sums: HeldoutSums) -> None:
     """Store the sums of a machine, and choose the best version of its run anew. Nothing is stored
-    for a version that does not exist, or for a run on data of its organiser. `owner` is the
+    for a version that does not exist, or for a run whose members do not choose. `owner` is the
     volunteer and the machine.
     """
     run = runs.by_id(conn, run_id, lock=True)
     about = definition(run)
-    if not about.at_members or not 0 <= sums.version <= run.head:
+    if not about.members_choose or not 0 <= sums.version <= run.head:
         return
     heldout_rows.store(conn, run_id, owner, sums)
     best = best_of(comparable(heldout_rows.losses(conn, run_id)), about.file.data.best)
@@ -95,15 +95,16 @@ def record_loss(conn: Connection, run_id: int, owner: tuple[str, str], sums: Hel
 
 def figures(conn: Connection, run: RunRow) -> MemberFigures | None:
     """Return the figures of a run; None for one on data of its organiser."""
-    settings = definition(run).file.data
-    if settings.at != "members":
+    about = definition(run)
+    if not about.at_members:
         return None
+    settings = about.file.data
     counts = member_rows.counts(member_rows.of_run(conn, run.id))
     losses = comparable(heldout_rows.losses(conn, run.id))
     return MemberFigures(
         **msgspec.structs.asdict(counts),
         cap=settings.cap,
-        best_by=settings.best,
+        best_by=settings.best if about.members_choose else None,
         newest=losses[-1] if losses else None,
         best=best_of(losses, settings.best),
     )

@@ -471,6 +471,8 @@ def _members(about: Definition, dataset: datasets.DatasetRow | None) -> MembersD
         dataset=dataset.name,
         kind=dataset.kind,
         heldout_share=about.file.data.heldout_share,
+        train=msgspec.structs.replace(about.file.train, init_from=""),
+        batch_size=about.file.task.batch_size,
     )
 
 

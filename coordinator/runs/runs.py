@@ -118,8 +118,8 @@ _STARTED = {  # remedies where a run is started that is no draft
 
 def _private(file: RunFile, plan: Mapping[str, object], schema: Schema) -> PrivacySettings:
     """Return the `[privacy]` of a new run with its noise. Raises InvalidRunFile, Configuration."""
-    at_members, gate = file.data.at == "members", file.evaluation.gate
-    privacy.check(file.privacy, read_plan(plan), schema, at_members=at_members, gate=gate)
+    gate = file.evaluation.gate
+    privacy.check(file.privacy, read_plan(plan), schema, data=file.data, gate=gate)
     return privacy.resolved(file.privacy, file.stop.versions)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shared.errors import BadRequest, Configuration, Conflict, why
+from shared.errors import Configuration, why
 
 
 def is_address(place: str) -> bool:
@@ -25,17 +25,3 @@ def data_directory(path: Path) -> Path:
             "--data-dir"
         ) from error
     return path
-
-
-def empty(path: Path, purpose: str, mode: int = 0o777) -> None:
-    """Make a folder, or accept an empty one. Raises BadRequest, or Conflict if not empty."""
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=mode)
-        filled = any(path.iterdir())
-    except OSError as error:
-        raise BadRequest(
-            f"the folder {path} cannot be made for {purpose}: {why(error)}; name one where you may "
-            "write"
-        ) from error
-    if filled:
-        raise Conflict(f"{path} is not empty: name a new folder for {purpose}")

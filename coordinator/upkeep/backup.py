@@ -36,8 +36,8 @@ from coordinator.database.engine.open_database import (
 )
 from coordinator.database.ledger import record_tree
 from coordinator.database.migrations.upgrade import REVISIONS
-from coordinator.storage import folders
 from coordinator.storage.blobs import BlobStore, MissingBlob, in_pool, open_in_pool, storage_errors
+from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
 from coordinator.upkeep.store_mark import StoreMarks, check_unused, stored_mark
 from shared.clock import SystemClock
@@ -52,6 +52,7 @@ from shared.errors import (
     why,
 )
 from shared.files.deletions import delete_file, delete_folder
+from shared.files.new_folder import empty
 from shared.programs.machine_limits import disk_bytes
 from shared.proofs.signing import SigningKey, canonical, fingerprint, verify
 from shared.protocol.transparency import RestorePayload, SignedRestore
@@ -225,7 +226,7 @@ async def _consistent(
 
 
 def _make_room(to: Path) -> None:
-    folders.empty(to, "the backup", mode=0o700)
+    empty(to, "the backup", mode=0o700)
     for folder in (to / "tables", to / "blobs", to / "keys"):
         folder.mkdir(mode=0o700)
     to.chmod(0o700)
@@ -416,7 +417,7 @@ async def restore(settings: Settings, source: Path) -> BackupSummary:
 
 
 def _check_target(settings: Settings, listed: BackupList) -> None:
-    folders.data_directory(settings.directory)
+    data_directory(settings.directory)
     for name, path in _key_files(settings).items():
         if (
             name in listed.keys

@@ -13,7 +13,7 @@ from shared.workloads.declaration import Measure, Output, Teaching
 
 
 class PrivacySpent(Message):
-    """Privacy that the versions of a run over members' data have cost any one member."""
+    """Privacy that the versions of a run over members' data have cost any one account."""
 
     epsilon: float | None  # of the versions so far; None where no library computes it
     planned: float | None  # the same after the last merge
@@ -31,7 +31,15 @@ class PrivacySpent(Message):
             return f"budget {self.budget:g}; this server has no dp-accounting to say what is spent"
         return (
             f"epsilon {self.epsilon:.3g} after {self.merges} of {self.merges_max} merges,"
-            f" {self.planned:.3g} after the last (delta {self.delta:g})"
+            f" {self.planned:.3g} after the last (delta {self.delta:g}), for each account"
+        )
+
+    @property
+    def explained(self) -> str:
+        """Return the cost in words, with the meaning of several accounts."""
+        return (
+            f"{self.text}. Somebody with k accounts is protected k times less and weighs k times"
+            " more: vouch for everybody once"
         )
 
 

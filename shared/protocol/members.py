@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from shared.protocol.base import Count, Message
+from shared.workloads.base import TrainSettings
 
 AMOUNT_MAX = 1 << 53  # most samples, or items, of one machine
 LOSS_SUM_MAX = 1e18
@@ -22,6 +23,8 @@ class MembersData(Message):
     dataset: str  # the example: GET /datasets/{name}
     kind: str  # such as "tokens": what the files must hold
     heldout_share: float  # share of a member's samples that is never trained on
+    train: TrainSettings  # inner optimiser of the run's tasks
+    batch_size: int
 
 
 class MemberData(Message):
@@ -30,6 +33,8 @@ class MemberData(Message):
     samples: Annotated[int, Meta(ge=1, le=AMOUNT_MAX)]  # samples of one pass
     items: Amount  # tokens that are learnt from, or pictures
     heldout: Amount = 0  # held-out samples
+    # random name of the data, another one for other data: a new pass begins
+    edition: Annotated[str, Meta(max_length=32)] = ""
 
 
 class HeldoutSums(Message):

@@ -4,7 +4,8 @@
 
 The game behind differential privacy: many runs with one member whose labels are all wrong, and many
 without it, which are otherwise alike. An attacker who knows this member's data sees the last
-version, and guesses by its loss on them. Real: the merge with its clip, divisor and noise; a small
+version, and guesses by its loss on them: these canaries' loss, with and without the member, is what
+the model remembers of them. Real: the merge with its clip, divisor and noise; a small
 classifier of digits stands for the model, SGD for the members' work.
 """
 
@@ -104,6 +105,9 @@ def play(cell: Cell, games: int) -> Row:
     settings = cell.settings if cell.epsilon else None
     return {
         "attack_auc": float(np.mean(pairs)),
+        # the wrong labels are learnt from that member alone: runs without it are the control
+        "canary_loss": -float(np.mean(with_member)),
+        "control_loss": -float(np.mean(without)),
         "standard_error": 0.5 / math.sqrt(games),
         "heldout_loss": float(np.mean(losses)),
         "noise": settings.noise if settings else 0.0,
@@ -117,11 +121,15 @@ def main() -> None:
     cells = {"plain mean": Cell(clip=False), "clip alone": Cell()}
     cells |= {f"epsilon {epsilon}": Cell(epsilon=epsilon) for epsilon in (100, 30, 10, 3, 1)}
     rows = work_off(options, cells, lambda cell: play(cell, games))
-    lines = ["| merge | noise | epsilon | attack AUC | held-out loss |", "|---|---|---|---|---|"]
+    lines = [
+        "| merge | noise | epsilon | attack AUC | canaries' loss | without them | held-out loss |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, row in rows.items():
         lines.append(
             f"| {name} | {row['noise']:.2f} | {row['epsilon']:.3g} |"
-            f" {row['attack_auc']:.2f} ± {row['standard_error']:.2f} | {row['heldout_loss']:.3f} |"
+            f" {row['attack_auc']:.2f} ± {row['standard_error']:.2f} |"
+            f" {row['canary_loss']:.2f} | {row['control_loss']:.2f} | {row['heldout_loss']:.3f} |"
         )
     results(options).with_suffix(".md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))

@@ -40,7 +40,7 @@ async def add(
             record = OwnRecord(
                 run=run, build=target.folder.name, manifest=manifest, numbers=numbers, at=0.0
             )
-            own.use(record)
+            record = own.use(record)
         if declared:
             await declare(api, record)
         return record

@@ -29,11 +29,13 @@ SHARED = [
         "settings",
         "decoding",
         "files/disk_writes",
+        "files/new_folder",
         "files/toml_text",
         "programs/silence_watch",
         "programs/usage_errors",
         "workloads/base",
         "workloads/declaration",
+        "workloads/model_files",
     )
 ]
 # Functions of the catalogue: the places of the context, of the message and of its plural.

@@ -19,6 +19,7 @@ from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, InvalidFrame, InvalidRunFile, NotFound, VolunteerError
 from shared.nearest import hint
 from shared.protocol import endpoints
+from shared.protocol.accounts import RunInfo
 from shared.protocol.members import MemberData
 from shared.protocol.versions import BlobRef
 from shared.sentences import Sentence
@@ -28,7 +29,7 @@ from volunteer.net.api import ASK_S, SHORT_S, Api
 from volunteer.net.transfers import Transfers
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.manifests import checked
-from volunteer.storage.own_data import OwnBuild, OwnData, OwnRecord
+from volunteer.storage.own_data import OwnBuild, OwnData, OwnDataUnusable, OwnRecord
 
 ASSET_BYTES_MAX = 128 << 20  # of the shared assets of an example together
 TEXT, DIALOGUES, IMAGES = "tokens", "chat-tokens", "images"
@@ -59,15 +60,7 @@ class OwnSources:
 
 async def member_run(api: Api, name: str, public_key: str, enabled: Sequence[str]) -> MemberRun:
     """Return a run over members' data. Raises NotFound, BadRequest, InvalidFrame."""
-    runs = await api.query(endpoints.RUNS)
-    info = next((run for run in runs if run.name == name), None)
-    if info is None:
-        sentence = Sentence(
-            'the coordinator has no run "{name}": {hint}',
-            name=name[:64],
-            hint=hint(name, [run.name for run in runs]),
-        )
-        raise NotFound(sentence)
+    info = await run_info(api, name)
     if info.members is None:
         raise BadRequest(
             Sentence(
@@ -101,6 +94,20 @@ async def member_run(api: Api, name: str, public_key: str, enabled: Sequence[str
         workload=workload,
         config=newest.config,
     )
+
+
+async def run_info(api: Api, name: str) -> RunInfo:
+    """Return the facts about a run. Raises NotFound, with the nearest name."""
+    runs = await api.query(endpoints.RUNS)
+    info = next((run for run in runs if run.name == name), None)
+    if info is None:
+        sentence = Sentence(
+            'the coordinator has no run "{name}": {hint}',
+            name=name[:64],
+            hint=hint(name, [run.name for run in runs]),
+        )
+        raise NotFound(sentence)
+    return info
 
 
 def _builds(workload: Workload, kind: str) -> bool:
@@ -260,6 +267,18 @@ def same_form(manifest: DatasetManifest, example: DatasetManifest) -> bool:
         return (dataset.kind, [asset and asset.sha256 for asset in assets], meta)
 
     return form(manifest) == form(example)
+
+
+def check_form(run: str, manifest: DatasetManifest, example: DatasetManifest) -> None:
+    """Raise OwnDataUnusable if the run reads data in another form than that of own data."""
+    if not same_form(manifest, example):
+        raise OwnDataUnusable(
+            Sentence(
+                "the run {run} reads data in another form than when yours were added: "
+                "`volunteer data add {run} PATH` prepares them again",
+                run=run,
+            )
+        )
 
 
 async def declare(api: Api, record: OwnRecord, patience_s: float = ASK_S) -> None:

@@ -20,13 +20,12 @@ from shared.workloads.base import ChunkRef, DatasetManifest, Workload
 from shared.workloads.base import load as load_any
 from shared.workloads.data.local_data import LocalData
 from shared.workloads.data.pass_order import PassOrder
-from volunteer.account.membership import same_form
+from volunteer.account.membership import check_form
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.collaborators import Workplace
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
 from volunteer.storage.manifests import checked
-from volunteer.storage.own_data import OwnDataUnusable
 from volunteer.storage.receipts import KeptHead
 
 FETCH_AT_ONCE = 4
@@ -88,14 +87,7 @@ class Downloads:
         """
         record = self.place.store.own_data.record(lease.run)
         manifest, job = record.manifest, lease.job
-        if not same_form(manifest, example):
-            raise OwnDataUnusable(
-                Sentence(
-                    "the run {run} reads data in another form than when yours were added: "
-                    "`volunteer data add {run} PATH` prepares them again",
-                    run=lease.run,
-                )
-            )
+        check_form(lease.run, manifest, example)
         order = PassOrder(workload.samples(job.config, manifest), job.order_seed)
         if job.stop > order.total:
             raise NotFound(

@@ -95,7 +95,7 @@ class _Addition:
                 if not (yes or agreed(N_("Take part with these files?"))):
                     print(_("nothing was added, and the copies are deleted"))
                     return EXIT_FAILURE
-            self._own.use(record)
+            record = self._own.use(record)
         declared = self._declare(record)
         if json:
             print_json(
@@ -182,6 +182,9 @@ def screen(record: OwnRecord, place: Path) -> list[str]:
             count = _(words, **figures)
         case _:
             count = _("{samples} pieces to learn from", **figures)
+    counts = N_(
+        "how much there is: {samples}, {items}, {heldout}; and a random mark of these copies"
+    )
     return [
         _('Your data for the run "{run}":', run=record.run),
         f"  {count}",
@@ -189,7 +192,7 @@ def screen(record: OwnRecord, place: Path) -> list[str]:
         _("This is all that leaves the machine about them:"),
         "  " + _("what was learnt: changes of the model's numbers, each from many pieces"),
         "  " + _("how well the model fits them, and those kept back: single numbers"),
-        "  " + _("how much there is: {samples}, {items}, {heldout}", **figures),
+        "  " + _(counts, **figures),
         _("No text, picture, word or name of a file leaves it, nor how many files there are."),
         _("The organiser sees those changes, which can still tell something about your data."),
         _("The prepared copies are {size} in {path}", size=size(record.size), path=place),

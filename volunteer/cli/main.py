@@ -17,6 +17,7 @@ from shared.programs.silence_watch import signs_of_life
 from shared.sentences import Sentence
 from volunteer.cli import exit_codes, manage, prompt_commands
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
+from volunteer.cli.export_command import export
 from volunteer.cli.json_output import print_json, print_table
 from volunteer.cli.workload_commands import workload
 from volunteer.i18n.catalogue import _, shown
@@ -328,6 +329,7 @@ def play(
 
 
 app.command(workload)
+app.command(export)
 manage.add_to(app)
 prompt_commands.add_to(app)
 app.register_install_completion_command()
@@ -336,7 +338,16 @@ GROUPS = {
     "Begin": ("join", "link", "benchmark", "service"),
     "Watch": ("status", "runs", "logs", "settings"),
     "Steer": ("pause", "resume", "finish", "stop", "data"),
-    "Use what you earned": ("generate", "chat", "play", "key", "usage", "give", "receipts"),
+    "Use what you earned": (
+        "generate",
+        "chat",
+        "play",
+        "export",
+        "key",
+        "usage",
+        "give",
+        "receipts",
+    ),
     "Look after": ("name", "update", "leave", "uninstall", "workload"),
 }
 group(app, GROUPS)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.errors import BadRequest, Configuration, VolunteerError
 from shared.files.deletions import delete_folder
@@ -44,7 +45,7 @@ class OwnRecord(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     build: str  # folder of the files
     manifest: DatasetManifest
-    numbers: MemberData
+    numbers: MemberData  # all that is sent, with the edition of these chunks
     at: float  # time when the data were added
 
     @property
@@ -119,8 +120,16 @@ class OwnData:
                 delete_folder(folder, "scratch")
                 self._tidy(run)
 
-    def use(self, record: OwnRecord) -> None:
-        """Put a build in use and delete the one before it. Raises StorageFull, BadRequest."""
+    def use(self, record: OwnRecord) -> OwnRecord:
+        """Put a build in use and delete the one before it; return its record, whose edition is that
+        of the one before where both have the same chunks. Raises StorageFull, BadRequest.
+        """
+        edition = record.build
+        with suppress(OwnDataUnusable):
+            before = self.record(record.run)
+            if before.manifest.chunks == record.manifest.chunks:
+                edition = before.numbers.edition
+        record = replace(record, numbers=replace(record.numbers, edition=edition))
         if len(msgspec.json.encode(record)) > RECORD_BYTES_MAX:
             raise BadRequest(Sentence("these are too many files for one machine: add fewer"))
         place = self.place(record.run)
@@ -128,6 +137,7 @@ class OwnData:
         for folder in place.iterdir():
             if folder.is_dir() and folder.name != record.build:
                 delete_folder(folder, "replaced")
+        return record
 
     def remove(self, run: str) -> bool:
         """Delete the data for a run; return False if there were none. Raises OSError."""

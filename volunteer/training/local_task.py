@@ -29,7 +29,7 @@ from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import Delta
 from shared.text import size as bytes_in_words
-from shared.workloads.base import Job, Result, Weights, Work, Workload
+from shared.workloads.base import Config, Job, Result, Weights, Work, Workload
 from shared.workloads.base import load as load_workload
 from shared.workloads.data.local_data import LocalData
 from shared.workloads.experience import Actor
@@ -115,14 +115,7 @@ class LocalTask:
         """
         files, job = self._files, self._files.held.lease.job
         workload = files.workload()
-        self._check(workload)
-        self._schema = workload.schema(job.config)
-        if digest(canonical(self._schema)) != files.manifest.schema_sha256:
-            raise InvalidFrame(
-                Sentence(
-                    "the model of {run} is not laid out here as on the coordinator", run=job.run
-                )
-            )
+        self._schema = schema_here(files.manifest, workload, job.config)
         self.items = workload.declaration.items
         self.items_per_sample = float(workload.items_per_sample(job.config))
         copies = CPU_COPIES if files.held.device == "cpu" else DEVICE_COPIES
@@ -206,7 +199,7 @@ class LocalTask:
     def finish(self, work: Work, spent: TaskSeconds) -> PartResult:
         """Return the result of the part. Raises InvalidFrame when the training diverged."""
         result, tensors = work.result()
-        _refuse_diverged(tensors)
+        refuse_diverged(tensors)
         return PartResult(result=result, tensors=tensors, spent=spent)
 
     def submit(self, part: PartResult) -> QueuedResult:
@@ -219,20 +212,6 @@ class LocalTask:
             self._files.own_data.measured[entry.run] = self._heldout.version
         delete_file(self._files.snapshot, "moved")
         return entry
-
-    def _check(self, workload: Workload) -> None:
-        manifest = self._files.manifest
-        if workload.version != manifest.workload_version:
-            raise NotFound(
-                Sentence(
-                    'the run {run} needs version {workload_version} of the workload "{name}", this '
-                    "machine has {version}: both sides must have the same release",
-                    run=manifest.run,
-                    workload_version=manifest.workload_version,
-                    name=workload.name,
-                    version=workload.version,
-                )
-            )
 
     def _weights(self, path: Path | None = None) -> dict[str, torch.Tensor]:
         return torch_tensors(path or self._files.weights, self._schema)
@@ -317,6 +296,31 @@ class LocalTask:
             return update_codec.encode(update, schema, path, files.held.lease.job.seed)
 
 
+def schema_here(manifest: VersionManifest, workload: Workload, config: Config) -> Schema:
+    """Return the schema of a version. Raises NotFound for a workload of another release,
+    InvalidFrame for another schema.
+    """
+    if workload.version != manifest.workload_version:
+        raise NotFound(
+            Sentence(
+                'the run {run} needs version {workload_version} of the workload "{name}", this '
+                "machine has {version}: both sides must have the same release",
+                run=manifest.run,
+                workload_version=manifest.workload_version,
+                name=workload.name,
+                version=workload.version,
+            )
+        )
+    schema = workload.schema(config)
+    if digest(canonical(schema)) != manifest.schema_sha256:
+        raise InvalidFrame(
+            Sentence(
+                "the model of {run} is not laid out here as on the coordinator", run=manifest.run
+            )
+        )
+    return schema
+
+
 def _along(name: str, job: Job, weights: Path, data: LocalData, device: str) -> Any:
     """Begin a task on another device that shares it; runs in the process of that device."""
     workload = load_workload(name)
@@ -324,7 +328,7 @@ def _along(name: str, job: Job, weights: Path, data: LocalData, device: str) -> 
     return workload.begin(job, tensors, data, device)
 
 
-def _refuse_diverged(tensors: Weights) -> None:
+def refuse_diverged(tensors: Weights) -> None:
     """Raise InvalidFrame for NaN or infinite values, from which training cannot continue."""
     for name, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():

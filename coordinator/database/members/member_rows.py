@@ -1,7 +1,8 @@
 """Data that machines keep for a run: its numbers, and each machine's own pass over it.
 
-A machine declares how many samples a pass has. Another number means other data: a new pass begins,
-and no task of an earlier pass is leased again, whatever becomes of it later (`of_present_data`).
+A machine declares how many samples a pass has, and a random mark of the data. Another number or
+mark means other data: a new pass begins, and no task of an earlier pass is leased again, whatever
+becomes of it later (`of_present_data`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     items: int
     heldout: int
+    edition: str
     pass_no: int
     cursor: int
     first_pass: int
@@ -37,7 +39,9 @@ class MemberRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def numbers(self) -> MemberData:
-        return MemberData(samples=self.samples, items=self.items, heldout=self.heldout)
+        return MemberData(
+            samples=self.samples, items=self.items, heldout=self.heldout, edition=self.edition
+        )
 
 
 class MemberCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +112,7 @@ def declare(
     conn: sa.Connection, run_id: int, owner: tuple[str, str], data: MemberData, now: float
 ) -> None:
     """Store the numbers of a machine's data; the run's row is locked. `owner` is its volunteer and
-    the machine. Another number of samples begins a new pass.
+    the machine. Other data, by their name or number of samples, begin a new pass.
     """
     volunteer_id, worker_id = owner
     row = row_of(conn, run_id, worker_id)
@@ -116,6 +120,7 @@ def declare(
         "samples": data.samples,
         "items": data.items,
         "heldout": data.heldout,
+        "edition": data.edition,
         "declared_at": now,
     }
     if row is None:
@@ -124,7 +129,8 @@ def declare(
         conn.execute(sa.insert(members).values(**key, **first, **numbers))
         return
     key = {"its_run_id": run_id, "its_worker_id": worker_id}
-    if row.declared_at is None or row.samples != data.samples:
+    same = (row.edition, row.samples) == (data.edition, data.samples)
+    if row.declared_at is None or not same:
         next_pass = row.pass_no + 1
         numbers |= {"pass_no": next_pass, "cursor": 0, "first_pass": next_pass}
         _cancel(conn, row, now)

@@ -1,5 +1,6 @@
 """Five machines with files of their own, unlike each other's: one has nine tenths of them, one a
-single sample, one is killed. All are real processes, and every byte to the server is recorded.
+single sample, one is killed, one's copies are damaged. All are real processes; a proxy records
+every byte to the server, and where the kernel allows it every packet is captured too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from coordinator.http.app import opened
 from tests.e2e.agent.test_volunteer import WAIT_S, Machine, Working
 from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import RUN, LocalCoordinator
+from tests.support.packets import captured
 from tests.support.server_process import Process, command
 from tests.support.virtual_clock import VirtualClock
 
@@ -34,6 +36,7 @@ MEMBERS = (
     + '[data]\nat = "members"\n[evaluation]\nevery = 1000\n'
 )
 MARK = "zq7canary"
+LINES = 4000  # marked notes in all
 PAGES = ("/", "/runs/tiny", "/metrics")
 
 
@@ -101,6 +104,7 @@ class Watched:
     def __init__(self, working: Working) -> None:
         self.child = working.child
         self.trains, self.merged, self._over = (threading.Event() for _ in range(3))
+        self.lacks_data = threading.Event()
         self._last = ""
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -109,23 +113,32 @@ class Watched:
         for line in self.child.stdout:
             self._last = line
             event = msgspec.json.decode(line)
+            if event["type"] == "TaskEnded" and "are damaged: `volunteer" in event["message"]:
+                assert event["how"] == "released"
+                self.lacks_data.set()
             if event["type"] == "Training":
                 self.trains.set()
             if event["type"] == "Judged" and event["verdict"]["state"] == "merged":
                 self.merged.set()
         self._over.set()
-        self.merged.set()
-        self.trains.set()
+        for awaited in (self.merged, self.trains, self.lacks_data):
+            awaited.set()
 
-    def until_merged(self) -> None:
-        """Wait until a contribution of this machine was merged."""
-        assert self.merged.wait(WAIT_S)
+    def until(self, awaited: threading.Event) -> None:
+        """Wait for an event of this machine, such as `merged`: its contribution was."""
+        assert awaited.wait(WAIT_S)
         assert not self._over.is_set(), self._last
 
 
 def files(path: Path, member: int, lines: int) -> Path:
-    """Marked notes about one member's own subject."""
+    """Marked notes about one member's own subject; without lines, two of a word each, of which one
+    is kept back.
+    """
     path.mkdir()
+    if not lines:
+        for number in range(2):
+            (path / f"{MARK} {number}.txt").write_text(f"{MARK} {number}")
+        return path
     rng = random.Random(member)
     words = [f"{chr(97 + member) * 3}{rng.randrange(1000)}" for _ in range(20)]
     for number in range(max(2, lines // 50)):
@@ -157,6 +170,21 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def joined(fork_server: ForkServer, machine: Machine, link: str, member: int, folder: Path) -> int:
+    """Let a machine join with its own files; return the samples of a pass."""
+    answered(fork_server, machine, "join", link, "--name", NAMES[member])
+    fields = answered(fork_server, machine, "data", "add", "tiny", str(folder), "--yes")
+    return int(fields["samples"])
+
+
+def damage(home: Path) -> None:
+    """Overwrite the copies of the data on a machine, as a failing disk does."""
+    copies = [path for path in home.rglob("members/*/*/*") if len(path.name) == 64]
+    assert copies
+    for path in copies:
+        path.write_bytes(bytes(path.stat().st_size))
+
+
 @pytest.mark.slow
 def test_five_members_learn_together_and_nothing_of_theirs_is_anywhere_else(
     prepared: Path, tmp_path: Path, fork_server: ForkServer
@@ -166,34 +194,43 @@ def test_five_members_learn_together_and_nothing_of_theirs_is_anywhere_else(
     machines = [Machine(tmp_path / name, fork_server) for name in NAMES]
     with ExitStack() as stack:
         server = stack.enter_context(Process(place, "--port", "0", command=fork_server))
+        packets = stack.enter_context(captured(server.port))
         tap = stack.enter_context(tapped(server.port))
         link = server.link.replace(f":{server.port}/", f":{tap.port}/")
-        shares = []
-        for member, (machine, lines) in enumerate(
-            zip(machines, (3000, 100, 100, 100, 1), strict=True)
-        ):
-            answered(fork_server, machine, "join", link, "--name", NAMES[member])
-            folder = files(tmp_path / f"{MARK} {member}", member, lines)
-            words = ("data", "add", "tiny", str(folder), "--yes")
-            shares.append(answered(fork_server, machine, *words)["samples"])
-        assert shares[0] > 0.85 * sum(shares)
-        assert shares[4] <= 8
+        folders = [
+            files(tmp_path / f"{MARK} {member}", member, lines)
+            for member, lines in enumerate((LINES - 300, 100, 100, 100, 0))
+        ]
+        shares = [
+            joined(fork_server, machine, link, member, folders[member])
+            for member, machine in enumerate(machines)
+        ]
+        assert shares[0] >= 0.9 * sum(shares)
+        assert shares[4] == 1
+        damage(tmp_path / NAMES[3])
         work = [Watched(stack.enter_context(machine.working())) for machine in machines]
-        work[1].trains.wait()
+        work[1].until(work[1].trains)
         work[1].child.send_signal(signal.SIGKILL)
-        for watched in (*work[:1], *work[2:]):
-            watched.until_merged()
+        work[3].until(work[3].lacks_data)
+        for watched in (work[0], work[2], work[4]):  # the run goes on
+            watched.until(watched.merged)
+        answered(fork_server, machines[3], "data", "add", "tiny", str(folders[3]), "--yes")
         again = Watched(stack.enter_context(machines[1].working()))  # with its own data, as before
-        again.until_merged()
-        pages = [httpx.get(f"{server.url}{path}").content for path in PAGES]
+        for watched in (work[3], again):
+            watched.until(watched.merged)
         for watched in (*work, again):
             watched.child.kill()
+        to = tmp_path / "taken home"
+        tuned = answered(fork_server, machines[1], "export", "tiny", "--tune", "--to", str(to))
+        assert tuned["steps"] >= 1
+        pages = [httpx.get(f"{server.url}{path}").content for path in PAGES]
         assert server.stop() == 0
         written = "".join(server.errors).encode()
     checked = command("check", "--data-dir", str(place))
     assert checked.returncode == 0, checked.stdout + checked.stderr
     stored = [path.read_bytes() for path in place.rglob("*") if path.is_file()]
-    assert b"loss_first" in tap.sent  # what is searched holds what was sent
+    assert b"loss_first" in tap.sent  # the bytes that are searched hold the submissions
+    assert b"loss_first" in packets.data or packets.refusal
     assert all(b"tiny" in page for page in pages)
-    for data in (bytes(tap.sent), written, *pages, *stored):
+    for data in (bytes(tap.sent), bytes(packets.data), written, *pages, *stored):
         assert MARK.encode() not in data

@@ -23,6 +23,7 @@ from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import SHORT, LocalMachine
 from tests.support.own_files import add, own_data_of
 from volunteer.control import commands, events
+from volunteer.storage.own_data import OwnRecord
 
 MEMBERS = SHORT + '[data]\nat = "members"\n'
 MARK = "zq7canary"  # in no text of the product, of the example or of a figure
@@ -82,6 +83,10 @@ async def machine(tmp_path: Path, home: LocalCoordinator) -> LocalMachine:
     return made
 
 
+def hashes_of(record: OwnRecord) -> list[str]:
+    return [ref.sha256 for ref in record.refs]
+
+
 async def versions(home: LocalCoordinator, machine: LocalMachine, count: int) -> None:
     """Let a machine train versions, each in a process of its own."""
     for _ in range(count):
@@ -128,7 +133,8 @@ async def test_only_numbers_are_declared_and_the_loss_of_a_version_comes_from_wh
     assert declared
     for numbers in declared:
         assert convert(numbers, MemberData) == record.numbers
-        assert sorted(numbers) == ["heldout", "items", "samples"]
+        assert sorted(numbers) == ["edition", "heldout", "items", "samples"]
+        assert not any(record.numbers.edition in name for name in hashes_of(record))
     measured = [body["heldout"] for body in requests(home).bodies("/submit")]
     sums = [heldout for heldout in measured if isinstance(heldout, dict)]
     assert [heldout["version"] for heldout in sums] == [0, 1, 2]

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.runs.export import PLAIN, write
+from coordinator.runs.export import write
+from shared.workloads.model_files import PLAIN
 from tests.support.local_coordinator import local_coordinator
 
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from coordinator.admin.registry import COMMANDS
 from coordinator.database import runs, versions
 from coordinator.database.runs import RunRow
 from coordinator.database.tables.merges import merges
+from coordinator.database.tables.versions import heldout_sums
 from coordinator.rules.run_file import StopSettings
 from coordinator.runs.definition import definition
 from shared.errors import BadRequest
@@ -31,6 +33,7 @@ from tests.support.local_coordinator import (
 )
 
 CLIP, QUORUM = 0.01, 2
+TRAINED = 7777.125  # loss of every training
 PRIVATE = f"""{RUN}
 [data]
 at = "members"
@@ -59,7 +62,8 @@ async def contribute(
     data = await worker.update("tiny", seed, scale)
     await worker.upload(lease, data)
     submission = worker.submission(lease, begun, data)
-    submission = msgspec.structs.replace(submission, heldout=heldout)
+    losses = {"loss_first": TRAINED, "loss_last": TRAINED}
+    submission = msgspec.structs.replace(submission, heldout=heldout, **losses)
     verdict = decode(await worker.post(f"/tasks/{lease.task}/submit", submission), Verdict)
     assert verdict.state == "accepted", verdict
     return data
@@ -155,17 +159,33 @@ async def test_versions_that_were_rolled_back_stay_spent(tmp_path: Path) -> None
         assert info.privacy.merges == 1
 
 
-async def test_the_page_tells_no_losses_of_members(tmp_path: Path) -> None:
-    """No noise was added to them; the organiser's own `run show` has them."""
+@pytest.mark.parametrize("private", [True, False])
+async def test_nothing_shows_the_losses_that_members_measured(
+    tmp_path: Path, private: bool
+) -> None:
+    """No noise was added to them, so that a private run shows none, nor chooses a version by them;
+    another shows them, and never those of the training.
+    """
     async with local_coordinator(tmp_path, public_page=True) as home:
-        await home.start_run(PRIVATE)
-        ann = await member(home, "Ann")
-        heldout = HeldoutSums(version=0, loss_sum=300.0, items=100)
-        await contribute(ann, 1, heldout=heldout)
-        page = (await home.client().get("/runs/tiny")).text
-        assert "epsilon 0 after 0 of 2 merges" in page
-        assert "3.0000" not in page
-        figures = await home.coordinator.runs.queries.members("tiny")
-        assert figures is not None
-        assert figures.newest is not None
-        assert figures.newest.mean == 3.0
+        await home.start_run(PRIVATE if private else PRIVATE.partition("[privacy]")[0])
+        while await home.coordinator.evaluation.evaluate_next():
+            pass
+        for seed, name in enumerate(("Ann", "Ben"), 1):
+            heldout = HeldoutSums(version=0, loss_sum=31337.25 * seed, items=1)
+            await contribute(await member(home, name), seed, heldout=heldout)
+        replies = [
+            await COMMANDS[command].run(home.coordinator, COMMANDS[command].request(**request))
+            for command, request in (("run.list", {}), ("run.show", {"name": "tiny"}), ("top", {}))
+        ]
+        pages = [
+            (await home.client().get(path)).text
+            for path in ("/", "/runs/tiny", "/figures.json", "/metrics")
+        ]
+        stored = await home.coordinator.db.read(
+            lambda conn: conn.execute(heldout_sums.select()).all()
+        )
+    shown = [*pages, *(msgspec.json.encode(reply).decode() for reply in replies)]
+    assert all("tiny" in text for text in shown)
+    assert not any(str(TRAINED) in text for text in shown)
+    assert (bool(stored), any("47005.8" in text for text in shown)) == (not private, not private)
+    assert ("epsilon 0 after 0 of 2 merges" in pages[1]) == private

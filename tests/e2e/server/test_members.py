@@ -31,7 +31,8 @@ from shared.protocol.base import Reason
 from shared.protocol.contributions import Verdict
 from shared.protocol.leases import ClaimReply, Lease
 from shared.protocol.limits import API
-from shared.protocol.members import HeldoutSums, MemberData, MembersData
+from shared.protocol.members import HeldoutSums, MemberData
+from shared.units import HOUR_S
 from tests.support.command_line import Run
 from tests.support.local_coordinator import (
     RUN,
@@ -48,8 +49,9 @@ at = "members"
 """
 
 
-async def declare(worker: Worker, samples: int, run: str = "tiny") -> None:
-    body = msgspec.json.encode(MemberData(samples=samples, items=8 * samples, heldout=1))
+async def declare(worker: Worker, samples: int, run: str = "tiny", edition: str = "") -> None:
+    numbers = MemberData(samples=samples, items=8 * samples, heldout=1, edition=edition)
+    body = msgspec.json.encode(numbers)
     reply = await worker.http.put(f"{API}/runs/{run}/data", content=body)
     assert reply.status_code == 204, reply.text
 
@@ -93,7 +95,10 @@ async def test_members_declare_train_and_measure_on_their_own_data(tmp_path: Pat
         await home.start_run(TEXT)
         ann, ben = await home.join("Ann"), await home.join("Ben")
         info = decode(await ann.get("/runs/tiny"), RunInfo)
-        assert info.members == MembersData(dataset="sums", kind="tokens", heldout_share=0.1)
+        form = info.members
+        assert form is not None
+        assert (form.dataset, form.kind, form.heldout_share) == ("sums", "tokens", 0.1)
+        assert (form.train.init_from, form.batch_size) == ("", 2)
         reason, message = await idle(ann)
         assert reason == Reason.NO_FIT
         assert "volunteer data add tiny PATH" in message
@@ -137,7 +142,7 @@ async def test_the_best_version_is_the_one_that_members_measure_best(tmp_path: P
         )
 
 
-async def test_another_number_of_samples_begins_a_new_pass_and_the_same_none(
+async def test_other_data_begin_a_new_pass_and_the_same_none(
     tmp_path: Path,
 ) -> None:
     async with local_coordinator(tmp_path) as home:
@@ -154,10 +159,44 @@ async def test_another_number_of_samples_begins_a_new_pass_and_the_same_none(
         other = await ann.claim()
         assert (other.job.start, other.task != first.task) == (0, True)
         assert other.job.order_seed != first.job.order_seed
+        await ann.post(f"/tasks/{other.task}/release", {"attempt": other.attempt})
+        await declare(ann, 11, edition="other files, as many")
+        another = await ann.claim()
+        assert (another.job.start, another.task != other.task) == (0, True)
+        assert another.job.order_seed != other.job.order_seed
         reply = await ann.http.delete(f"{API}/runs/tiny/data")
         assert reply.status_code == 204
         assert (await idle(ann))[0] == Reason.NO_FIT
         assert (await shown(home)).members == 0
+
+
+async def test_a_member_away_for_a_day_is_missed_by_none_and_does_its_own_work_afterwards(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(TEXT)
+        ann, ben, cid = [await home.join(name) for name in ("Ann", "Ben", "Cid")]
+        for worker in (ann, ben, cid):
+            await declare(worker, 64)
+        left = await ann.claim()
+        await ann.begin(left)
+        orders = {left.job.order_seed}
+        for version in range(3):
+            for at, worker in enumerate((ben, cid)):
+                others = await contribute(worker, 10 * version + at)
+                assert others.task != left.task
+                orders.add(others.job.order_seed)
+            await merge(home)
+            await home.clock.advance(8 * HOUR_S)
+            await home.coordinator.queue.expire()
+        assert len(orders) == 3  # each has gone through its own data alone
+        again = await ann.claim()
+        assert (again.task, again.attempt) == (left.task, left.attempt + 1)
+        assert (again.job.start, again.job.order_seed) == (left.job.start, left.job.order_seed)
+        verdict = await ann.hand_in(again, await ann.begin(again), seed=99)
+        assert verdict.state == "accepted"
+        row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+        assert (row.state, row.head) == ("running", 3)
 
 
 async def test_a_merge_weighs_members_by_samples_and_none_above_twice_its_share(

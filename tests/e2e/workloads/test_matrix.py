@@ -27,7 +27,6 @@ from coordinator.database.ledger import gifts
 from coordinator.http.app import create_app
 from coordinator.http.server import listen
 from coordinator.inference.builtin import BuiltinEngine, Power
-from coordinator.runs.export import PLAIN
 from coordinator.simulate.scenario import from_table
 from coordinator.simulate.simulation import simulate
 from shared import decoding
@@ -37,6 +36,7 @@ from shared.protocol.accounts import ServerInfo
 from shared.protocol.inference import NewKey
 from shared.workloads.base import Workload, installed, load
 from shared.workloads.declaration import Declaration, Subject, refusal
+from shared.workloads.model_files import PLAIN
 from tests.e2e.workloads.test_dcgan import PRESETS, copied
 from tests.e2e.workloads.test_dcgan import RUN as PICTURES
 from tests.e2e.workloads.test_exported_card import ADAPTERS

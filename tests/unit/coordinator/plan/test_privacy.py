@@ -22,6 +22,7 @@ from coordinator.plan.privacy import (
     resolved,
     spent,
 )
+from coordinator.rules.run_file import DataSettings
 from shared.errors import Configuration, InvalidRunFile
 from shared.tensors.spec import TensorSpec
 
@@ -107,7 +108,7 @@ def test_settings_that_protect_nothing_are_refused(
 
 def test_a_run_without_privacy_is_left_alone() -> None:
     assert resolved(PrivacySettings(), 0) == PrivacySettings()
-    check(PrivacySettings(), plan({"aggregate": "median"}), WEIGHTS, at_members=False, gate=True)
+    check(PrivacySettings(), plan({"aggregate": "median"}), WEIGHTS, data=DataSettings(), gate=True)
 
 
 @pytest.mark.parametrize(
@@ -124,17 +125,23 @@ def test_a_private_run_publishes_nothing_but_the_noisy_sum(
 ) -> None:
     schema = (*WEIGHTS, TensorSpec("running_mean", (4,), "F32", role))  # type: ignore[arg-type]
     with pytest.raises(InvalidRunFile, match=r"\[privacy\]") as refusal:
-        check(BUDGET, plan(table), schema, at_members=True, gate=gate)
+        check(BUDGET, plan(table), schema, data=DataSettings(at="members"), gate=gate)
     assert words in refusal.value.message
 
 
 def test_a_run_that_publishes_a_noisy_sum_alone_is_taken() -> None:
-    check(BUDGET, plan({}), WEIGHTS, at_members=True, gate=False)
+    check(BUDGET, plan({}), WEIGHTS, data=DataSettings(at="members"), gate=False)
+
+
+def test_a_private_run_chooses_no_version_by_losses_of_members() -> None:
+    data = DataSettings(at="members", best="worst")
+    with pytest.raises(InvalidRunFile, match="measured on its example"):
+        check(BUDGET, plan({}), WEIGHTS, data=data, gate=False)
 
 
 def test_privacy_is_for_data_that_members_keep() -> None:
     with pytest.raises(InvalidRunFile, match='at = "members"'):
-        check(BUDGET, plan({}), WEIGHTS, at_members=False, gate=False)
+        check(BUDGET, plan({}), WEIGHTS, data=DataSettings(), gate=False)
 
 
 @pytest.mark.parametrize(

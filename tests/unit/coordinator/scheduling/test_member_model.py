@@ -95,10 +95,16 @@ class MemberMachine(RuleBasedStateMachine):
 
     # --- what members do ---
 
-    @rule(worker=WORKERS, samples=st.sampled_from([1, 5, 23]))
-    def declare(self, worker: int, samples: int) -> None:
-        numbers = MemberData(samples=samples, items=8 * samples, heldout=1)
-        self.run(self.data.declare(self.workers[worker], self.name, numbers))
+    @rule(worker=WORKERS, samples=st.sampled_from([1, 5, 23]), edition=st.sampled_from("ab"))
+    def declare(self, worker: int, samples: int, edition: str) -> None:
+        who = self.workers[worker]
+        before = self.kept(who)
+        numbers = MemberData(samples=samples, items=8 * samples, heldout=1, edition=edition)
+        self.run(self.data.declare(who, self.name, numbers))
+        after = self.kept(who)
+        assert after is not None
+        same = before is not None and (before.edition, before.samples) == (edition, samples)
+        assert (before is not None and after.first_pass == before.first_pass) == same
 
     @rule(worker=WORKERS)
     def withdraw(self, worker: int) -> None:

@@ -93,10 +93,11 @@ def test_texts_get_the_examples_tokens_and_a_part_is_never_trained_on(
     assert any("pdf" in sentence for sentence in skipped.sentences)
 
 
-def test_what_is_declared_is_three_numbers(texts: MemberRun, tmp_path: Path) -> None:
+def test_what_is_declared_is_three_numbers_and_a_mark(texts: MemberRun, tmp_path: Path) -> None:
     _, numbers, _, _ = built(texts, tmp_path, notes(tmp_path / "notes"))
     sent = json.loads(msgspec.json.encode(numbers))
-    assert sorted(sent) == ["heldout", "items", "samples"]
+    assert sorted(sent) == ["edition", "heldout", "items", "samples"]
+    assert sent.pop("edition") == ""  # given by the store, at random
     assert all(type(value) is int for value in sent.values())
 
 

@@ -26,8 +26,7 @@ def added(own: OwnData, *parts: bytes, run: str = RUN) -> OwnRecord:
         record = OwnRecord(
             run=run, build=build.folder.name, manifest=manifest, numbers=numbers, at=1.0
         )
-        own.use(record)
-    return record
+        return own.use(record)
 
 
 def interrupted(own: OwnData) -> None:
@@ -140,3 +139,13 @@ def test_a_folder_that_was_copied_serves_no_other_run(own: OwnData) -> None:
     shutil.copytree(own.place(RUN), own.place("another"))
     with pytest.raises(OwnDataUnusable, match="not on this machine any more"):
         own.record("another")
+
+
+def test_other_chunks_have_another_edition_though_they_are_as_many(own: OwnData) -> None:
+    first, again = added(own, b"one", b"two"), added(own, b"one", b"two")
+    other = added(own, b"one", b"six")
+    assert first.numbers.edition == again.numbers.edition != other.numbers.edition
+    assert first.numbers.samples == other.numbers.samples
+    assert own.record(RUN) == other
+    for ref in (*first.refs, *other.refs):  # nothing can be told of the data by it
+        assert first.numbers.edition not in ref.sha256

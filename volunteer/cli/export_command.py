@@ -1,0 +1,241 @@
+"""`volunteer export`: a version of a run over members' data, taken home by a member, as it is or
+trained further on the member's data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from shared.programs.progress_line import ProgressLine
+from shared.sentences import Sentence
+from shared.text import printable
+from volunteer.cli.exit_codes import hinted, remark
+from volunteer.cli.json_output import print_json
+from volunteer.i18n.catalogue import _, number
+
+if TYPE_CHECKING:
+    from shared.workloads.base import Weights
+    from volunteer.account.home_version import HomeVersion, VersionChoice
+    from volunteer.net.api import Api
+    from volunteer.settings.settings import Directories, Settings
+    from volunteer.training.own_copy import OwnCopy
+
+PASSES_MAX = 100
+
+Say = Callable[[str], None]
+Tell = Callable[[int, int], None]
+
+
+class TakenHome(msgspec.Struct, frozen=True, kw_only=True):
+    """Files of a version that a member took home, and its losses on the member's data."""
+
+    run: str
+    version: int
+    path: str
+    files: tuple[str, ...]
+    tuned: bool
+    passes: int = 0
+    steps: int = 0
+    loss_before: float | None = None  # on the held-out part of the member's data
+    loss_after: float | None = None
+
+
+def export(
+    run: Annotated[str, Parameter(help="A run that learns from its members' own data.")],
+    *,
+    tune: Annotated[
+        bool, Parameter(help="Train the copy further on your data; it stays here.", negative="")
+    ] = False,
+    passes: Annotated[
+        int,
+        Parameter(
+            help="With --tune: how often it goes through your data.",
+            validator=Number(gte=1, lte=PASSES_MAX),
+        ),
+    ] = 1,
+    version: Annotated[
+        int | None, Parameter(help="Version; default: the newest.", validator=Number(gte=0))
+    ] = None,
+    to: Annotated[Path | None, Parameter(help="A new folder; default: in ~/volunteer.")] = None,
+    format: Annotated[
+        str, Parameter(help="safetensors, or a format of another library such as gguf.")
+    ] = "safetensors",
+    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
+    profile: Annotated[str, Parameter(help="Profile on this host.")] = "",
+) -> int:
+    """Take a model home that learnt from your data too; --tune makes a copy of your own."""
+    from volunteer.account.home_version import VersionChoice
+    from volunteer.cli.start import identity_of
+    from volunteer.settings import settings
+
+    places = settings.directories(profile=profile)
+    options = settings.load(path=places.config / "config.toml").settings
+    choice = VersionChoice(
+        run=run,
+        version=version,
+        format=format,
+        public_key=identity_of(places).public_key,
+        enabled=options.workloads,
+    )
+    export = _Export(places, options, choice, passes=passes if tune else 0)
+    with _progress(silent=json) as (say, tell):
+        home_copy = export.carry_out(to, say, tell)
+    if json:
+        return print_json(home_copy)
+    for line in lines(home_copy):
+        print(printable(hinted(line, profile)))
+    return 0
+
+
+def lines(home_copy: TakenHome) -> list[str]:
+    """Return the lines that a person reads at the end."""
+    written = _(
+        "version {version} of {run} is in {path}",
+        version=home_copy.version,
+        run=home_copy.run,
+        path=home_copy.path,
+    )
+    if not home_copy.tuned:
+        more = _("`volunteer export {run} --tune` trains a copy on your data", run=home_copy.run)
+        return [written, more]
+    if home_copy.loss_before is None or home_copy.loss_after is None:
+        measured = _("the part of your data that is kept back is too small to measure it")
+    else:
+        measured = _(
+            "how far it is from your data that were kept back: {before} before, {after} now "
+            "(less is better)",
+            before=number(home_copy.loss_before, ".4f"),
+            after=number(home_copy.loss_after, ".4f"),
+        )
+    secret = _("this copy may repeat parts of your data: keep it as you keep them")
+    return [written, measured, secret]
+
+
+class _Export:
+    """One `volunteer export`; no passes: the version as it is."""
+
+    def __init__(
+        self, places: Directories, settings: Settings, choice: VersionChoice, *, passes: int
+    ) -> None:
+        self._places, self._settings = places, settings
+        self._choice, self._passes = choice, passes
+
+    def carry_out(self, to: Path | None, say: Say, tell: Tell) -> TakenHome:
+        """Fetch the version, train a copy if that is wanted, write its files."""
+        from shared.files.new_folder import new_folder
+        from volunteer.files import exports, private_directory
+
+        cache = private_directory(self._places.cache)
+        with TemporaryDirectory(prefix="export-", dir=cache) as folder:
+            say(_("Fetching the model."))
+            home = asyncio.run(self._fetched(Path(folder), tell))
+            name = f"{home.info.name}-v{home.manifest.version}"
+            place = to or exports() / (f"{name}-mine" if self._passes else name)
+            with new_folder(place.expanduser().absolute(), Sentence("the export")) as unfinished:
+                copy, weights = self._learnt(home, say, tell)
+                say(_("Writing its files."))
+                home_copy = self._written(home, weights, unfinished, copy)
+        return msgspec.structs.replace(home_copy, path=str(place.expanduser().absolute()))
+
+    async def _fetched(self, folder: Path, tell: Tell) -> HomeVersion:
+        from volunteer.account.home_version import fetch
+        from volunteer.account.profile import Profile
+        from volunteer.cli.start import ask_coordinator, identity_of
+        from volunteer.storage.own_data import OwnData
+
+        identity = identity_of(self._places)
+        own_data = OwnData(Profile(self._places.profile).home(identity).own_data)
+
+        async def fetched(api: Api) -> HomeVersion:
+            return await fetch(api, self._choice, own_data, folder, tell, remark)
+
+        return await ask_coordinator(self._places, fetched)
+
+    def _learnt(self, home: HomeVersion, say: Say, tell: Tell) -> tuple[OwnCopy | None, Weights]:
+        """Return the copy, None without passes, and the weights to write."""
+        from shared.clock import SystemClock
+        from volunteer.machine.devices import choose, default_threads, detect
+        from volunteer.training.own_copy import CopySource, read, tuned
+        from volunteer.training.trainer import Trainer
+
+        source = CopySource(
+            manifest=home.manifest,
+            workload=home.workload,
+            weights=home.weights,
+            form=home.form,
+            data=home.data,
+            samples=home.samples,
+        )
+        if not self._passes:
+            return None, read(source)
+        threads = self._settings.threads or default_threads()
+        trainer = Trainer("export", threads=threads, clock=SystemClock())
+        trainer.start()
+        try:
+            say(_("Training a copy on your data; Ctrl-C ends it, and nothing is written."))
+            device = choose(self._settings.device, trainer.call(detect).result())[0].id
+            copy = tuned(trainer, replace(source, device=device), self._passes, tell)
+        finally:
+            trainer.close()
+        return copy, copy.weights
+
+    def _written(
+        self, home: HomeVersion, weights: Weights, to: Path, copy: OwnCopy | None
+    ) -> TakenHome:
+        """Write the files of a model, its licence and its card."""
+        from shared.workloads.base import FormatWanted
+        from shared.workloads.model_files import converted, write_model
+        from volunteer.account.home_version import write_papers
+
+        config = home.manifest.config
+        whole = home.workload.whole(config, weights, home.files)
+        assets = home.data.manifest.assets
+        tokenizer, template = (
+            home.data.asset(name).read_bytes() if name in assets else None
+            for name in ("tokenizer", "chat_template")
+        )
+        target = FormatWanted(self._choice.format, tokenizer, template)
+        model = converted(home.workload, config, whole, target)
+        metadata = {"run": home.info.name, "version": str(home.manifest.version)}
+        write_model(model, to, metadata)
+        home_copy = TakenHome(
+            run=home.info.name,
+            version=home.manifest.version,
+            path="",
+            files=(),
+            tuned=copy is not None,
+            passes=self._passes,
+            steps=copy.steps if copy else 0,
+            loss_before=copy.before if copy else None,
+            loss_after=copy.after if copy else None,
+        )
+        losses = (copy.before, copy.after) if copy else None
+        write_papers(home, model, to, losses)
+        names = tuple(sorted(path.name for path in to.iterdir()))
+        return msgspec.structs.replace(home_copy, files=names)
+
+
+@contextmanager
+def _progress(*, silent: bool) -> Iterator[tuple[Say, Tell]]:
+    """Show the step that runs, and its progress."""
+    if silent:
+        yield lambda text: None, lambda done, total: None
+        return
+    with ProgressLine(sys.stdout) as line:
+
+        def say(text: str) -> None:
+            line.tell(0, 0)
+            line.say(text)
+
+        yield say, line.tell

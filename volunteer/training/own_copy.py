@@ -1,0 +1,138 @@
+"""Copy of a version that is trained further on own data, for its owner alone.
+
+A pass over the data is a task of the run: the same optimiser, batch and learning rate, from the
+weights that the pass before left. Nothing of it is sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from shared.errors import Unavailable, VolunteerError
+from shared.protocol.members import MembersData
+from shared.protocol.versions import VersionManifest
+from shared.tensors.frame import torch_tensors
+from shared.workloads.base import Job, Weights, Work, Workload
+from shared.workloads.data.local_data import LocalData
+from volunteer.training.job import Finished, TaskSeconds, TrainingJob, TrainingReport
+from volunteer.training.local_task import refuse_diverged, schema_here
+from volunteer.training.trainer import Trainer
+
+MEASURE_S = 60.0  # longest measurement on the part of the data that is kept back
+
+OnSteps = Callable[[int, int], None]  # finished steps, steps in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySource:
+    """Version, and the own data that its copy learns from."""
+
+    manifest: VersionManifest
+    workload: Workload
+    weights: Path
+    form: MembersData
+    data: LocalData
+    samples: int  # samples of a pass
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCopy:
+    """Trained copy, and its losses on the part of the data that was kept back."""
+
+    weights: Weights
+    steps: int
+    before: float | None  # None: the part is too small to measure
+    after: float | None
+
+
+def read(source: CopySource) -> Weights:
+    """Return the weights of the version, unchanged. Raises NotFound, InvalidFrame."""
+    manifest = source.manifest
+    schema = schema_here(manifest, source.workload, manifest.config)
+    return torch_tensors(source.weights, schema)
+
+
+def tuned(trainer: Trainer, source: CopySource, passes: int, on_steps: OnSteps) -> OwnCopy:
+    """Train a copy for some passes over the data. Raises OutOfMemory, InvalidFrame and the errors
+    of the workload.
+    """
+    weights = trainer.call(lambda: read(source)).result()
+    before = trainer.call(partial(_loss, source, weights)).result()
+    steps = math.ceil(source.samples / source.form.batch_size)
+    for number in range(passes):
+
+        def on_step(step: int, first: int = number * steps) -> None:
+            on_steps(first + step, passes * steps)
+
+        weights = _passed(trainer, _job(source, number, steps), source, weights, on_step)
+    after = trainer.call(partial(_loss, source, weights)).result()
+    return OwnCopy(weights=weights, steps=passes * steps, before=before, after=after)
+
+
+def _job(source: CopySource, number: int, steps: int) -> Job:
+    """Return a pass over the data as a task of the run."""
+    manifest = source.manifest
+    job = Job(
+        run=manifest.run,
+        workload=manifest.workload,
+        kind="train",
+        update="delta",
+        config=dict(manifest.config),
+        train=source.form.train,
+        order_seed=number,
+        start=0,
+        stop=source.samples,
+        seed=number,
+        steps=steps,
+        batch_size=source.form.batch_size,
+        global_step=manifest.global_step,
+        total_steps=0,
+    )
+    return manifest.bound(job)
+
+
+def _passed(
+    trainer: Trainer, job: Job, source: CopySource, weights: Weights, on_step: Callable[[int], None]
+) -> Weights:
+    """Return the weights after a pass."""
+
+    def begin() -> Work:
+        return source.workload.begin(job, weights, source.data, source.device)
+
+    def finish(work: Work, spent: TaskSeconds) -> Weights:
+        _, tensors = work.result()
+        refuse_diverged(tensors)
+        return tensors
+
+    def report(now: TrainingReport) -> None:
+        on_step(now.step)
+
+    outcome = trainer.submit(
+        TrainingJob(
+            begin=begin,
+            finish=finish,
+            samples=source.samples,
+            report=report,
+            halved=lambda micro: None,
+        )
+    ).future.result()
+    if not isinstance(outcome, Finished):
+        raise Unavailable(outcome.reason)
+    return outcome.value
+
+
+def _loss(source: CopySource, weights: Weights) -> float | None:
+    """Return the loss on the part that was kept back; None if that is too small."""
+    try:
+        metrics = source.workload.evaluate(
+            source.manifest.config, weights, source.data.heldout(), MEASURE_S, lambda: False
+        )
+    except VolunteerError:
+        return None
+    loss = metrics["loss"]
+    return loss if math.isfinite(loss) else None
