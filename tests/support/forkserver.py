@@ -169,14 +169,14 @@ class Piped:
 
 
 class ForkServer:
-    """Client of the fork server's process."""
+    """Client of the fork server's process, which imports `modules` too."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self._line, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(Path(__file__))],
+                [sys.executable, str(Path(__file__)), *modules],
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 cwd=ROOT,
@@ -331,12 +331,12 @@ def _tell(**news: int) -> None:
     os.write(1, json.dumps(news).encode() + b"\n")
 
 
-def _prepare() -> None:
+def _prepare(modules: Sequence[str]) -> None:
     """Import the modules of the children, and exclude them from garbage collection; nothing here
     may start a thread.
     """
     gc.disable()
-    for name in MODULES:
+    for name in (*MODULES, *modules):
         importlib.import_module(name)
     _prepare_computing()
     gc.freeze()
@@ -355,7 +355,7 @@ def _prepare_computing() -> None:
 
 
 def _main() -> None:
-    _prepare()
+    _prepare(sys.argv[1:])
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
