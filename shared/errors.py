@@ -33,6 +33,7 @@ status; `exit_code` what a command ends with. `retry_after_s` tells a client whe
 
 from __future__ import annotations
 
+import codecs
 import errno
 from typing import ClassVar
 
@@ -207,8 +208,9 @@ def why(error: Exception) -> str:
     from shared.sentences import Sentence
 
     if isinstance(error, UnicodeDecodeError):
-        return Sentence("it is not UTF-8 text")
+        return _not_utf8(error)
     reasons = {
+        errno.ECONNREFUSED: Sentence("connection refused"),
         errno.EACCES: Sentence("permission denied"),
         errno.EEXIST: Sentence("file exists"),
         errno.EHOSTUNREACH: Sentence("no route to host"),
@@ -227,6 +229,22 @@ def why(error: Exception) -> str:
         return reasons[error.errno]
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return text[:1].lower() + text[1:]
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    """Return the place of the first byte that is not UTF-8, or the name of UTF-16."""
+    from shared.sentences import Sentence
+
+    data = error.object
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return Sentence("it is UTF-16, not UTF-8 text: save it as UTF-8")
+    if b"\0" in data:
+        return Sentence("it is not text")
+    return Sentence(
+        "it is not UTF-8 text, by the byte {byte} in line {line}: save it as UTF-8",
+        byte=f"0x{data[error.start]:02x}",
+        line=data.count(b"\n", 0, error.start) + 1,
+    )
 
 
 def of_system(error: OSError | UnicodeEncodeError) -> tuple[str, int]:

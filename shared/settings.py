@@ -38,6 +38,7 @@ _PLACES = {
     ENVIRONMENT: Sentence("the environment"),
     "settings": Sentence("settings"),
 }
+_OF_SERVICE = re.compile(r"_(SERVICE_(HOST|PORT)|PORT_\d+_)")
 _NAMES = {tuple: "list of names", dict: "table"}
 
 
@@ -176,6 +177,19 @@ class SettingsTable(Generic[S]):
                     )
                 )
         return values
+
+    def ignored(self, environ: Mapping[str, str]) -> list[str]:
+        """Return the variables under our prefix that are no settings and that no orchestrator
+        makes of a service.
+        """
+        return sorted(
+            variable
+            for variable in environ
+            if variable.startswith(self._prefix)
+            and variable not in self._foreign
+            and variable.removeprefix(self._prefix).lower() not in self._fields
+            and not _OF_SERVICE.search(variable)
+        )
 
     def listed(self, name: str, text: str) -> str | list[str] | dict[str, str]:
         """Split the text of a list or table at its commas; a table's entries are `name=value`."""

@@ -40,7 +40,7 @@ def private_directory(path: Path) -> Path:
     except OSError as error:
         raise Configuration(
             Sentence(
-                "the directory {path} cannot be made: {why}",
+                "the directory {path} cannot be made: {why}; VOLUNTEER_HOME names another place",
                 path=path,
                 why=why(error),
             )

@@ -7,6 +7,7 @@ the pin of its join link.
 from __future__ import annotations
 
 import hashlib
+import re
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ TIMEOUT_S = 600.0  # enough to build a dataset
 CONNECT_S = 10.0
 REPLY_BYTES_MAX = 256 << 20
 COPY_BYTES = 1 << 20
+_TOKEN = re.compile(r"[\x21-\x7e]+")  # one word, which fits a header
 
 
 class RemoteServer:
@@ -93,6 +95,11 @@ class RemoteServer:
             ) from error
         if not token:
             raise Configuration(f"the token file {token_file} is empty")
+        if not _TOKEN.fullmatch(token):
+            raise Configuration(
+                f"the file {token_file} holds no token: name the file admin.token of the server's "
+                "data directory"
+            )
         return cls(link, token)
 
     def within(self, timeout_s: float) -> RemoteServer:

@@ -97,7 +97,7 @@ class Drifts(PlatformService):
             weights, data = await self._blobs.local(case.base_sha256), await case.data(self._blobs)
             points, _ = await self._compute.timed(measure_drift, case, weights, data, most)
         except (VolunteerError, OSError) as error:
-            log.warning("drift not measured", run=run.name, reason=str(error))
+            log.info("drift not measured", run=run.name, reason=str(error))
             return None
         bound = ProvableLength.of(points, planned)
         log.info("drift", run=run.name, version=run.head, steps=bound.steps, planned=planned)

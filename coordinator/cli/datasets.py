@@ -17,6 +17,7 @@ from coordinator.cli.listing import as_json
 from coordinator.cli.runs import Yes, deed
 from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
 from shared.errors import BadRequest, InvalidName, InvalidRunFile, VolunteerError
+from shared.files.source_paths import existing
 from shared.programs.progress_line import ProgressLine
 from shared.text import counted, size
 
@@ -214,13 +215,11 @@ def _files(
         "files": more.files,
     }
     named = {kind: paths for kind, paths in sources.items() if paths}
-    paths = [path.expanduser().absolute() for group in named.values() for path in group]
-    extra = [more.tokenizer] if more.tokenizer else []
     if len(named) > 1:
         raise BadRequest(f"give one of {', '.join(f'--{kind}' for kind in named)}")
-    for path in (*paths, *extra):
-        if not path.expanduser().exists():
-            raise BadRequest(f"there is no file or folder {path}")
+    paths = [existing(path) for group in named.values() for path in group]
+    if more.tokenizer:
+        existing(more.tokenizer)
     if len(named) != 1 or bool(more.files) != bool(more.workload):
         raise BadRequest(NAME_FILES)
     if not fits_a_path(name):  # the service checks this too, but only after the files were sent

@@ -305,6 +305,8 @@ def prune_backups(
         return
     for name in deleted:
         print(f"Deleted {name}.")
+    if not deleted:
+        print(f"Nothing to delete: there are {keep} backups at most.")
 
 
 async def _drill(settings: Settings, folder: Path) -> DrillReport:

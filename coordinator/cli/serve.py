@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,6 +19,7 @@ from shared.programs.silence_watch import settle
 if TYPE_CHECKING:
     from coordinator.config import Settings
 
+Demo = Literal["gpt", "dcgan", "gomoku", "rollouts", "causal-lm", "members"]
 SERVER = Group("Server", sort_key=60)
 
 
@@ -89,9 +92,11 @@ def serve(
     from shared.programs import gc_freeze
 
     with gc_freeze.spared():
-        from coordinator.config import load
+        from coordinator.config import TABLE, load
         from coordinator.http.server import serve as run
 
+    for variable in TABLE.ignored(os.environ):
+        print(f"{variable} is ignored: no setting has this name", file=sys.stderr)
     return run(load(asdict(options), config=config), say=_say_with_code if qr else _say)
 
 
@@ -111,9 +116,7 @@ def _say_with_code(line: str) -> None:
 
 def demo(
     *,
-    workload: Annotated[
-        str, Parameter(help="What to train: gpt, dcgan, gomoku, rollouts, causal-lm or members.")
-    ] = "gpt",
+    workload: Annotated[Demo, Parameter(help="What to train.")] = "gpt",
     volunteers: Annotated[int, Parameter(help="Volunteer processes.")] = 2,
     minutes: Annotated[
         float, Parameter(help="How long to train; 0 = as long as suits the workload.")

@@ -14,6 +14,7 @@ from coordinator.cli.listing import as_json
 from coordinator.cli.target import HERE, TargetOptions, call
 from coordinator.rules.run_file import NAME_CHARS_MAX
 from shared.errors import BadRequest
+from shared.files.source_paths import existing
 from shared.text import counted
 from shared.units import DAY_S
 
@@ -33,9 +34,7 @@ def try_folder(
 
     Prints each command that it stands for.
     """
-    path = folder.expanduser().absolute()
-    if not path.exists():
-        raise BadRequest(f"there is no file or folder {path}")
+    path = existing(folder)
     name = name or _name_of(path)
     file = Path(f"{name}.toml")
     if file.exists():

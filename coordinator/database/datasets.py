@@ -48,7 +48,8 @@ def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: 
         if row["manifest_sha256"] == manifest_sha256:
             return int(row["id"])
         raise Conflict(
-            f'there is a different dataset called "{manifest.name}"; choose another name'
+            f'there is a different dataset called "{manifest.name}": choose another name, or '
+            f"remove that one with `coordinator dataset delete {manifest.name} --yes`"
         )
     insertion = insert(datasets).values(
         name=manifest.name,

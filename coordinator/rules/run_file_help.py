@@ -112,6 +112,9 @@ _MODEL = ("block_size", "n_layer", "n_head", "n_embd", "dropout")  # keys of the
 _UNKNOWN = re.compile(
     r'unknown key "(?P<key>[^"]+)" in (?P<place>\[[\w.]+\]|the run file): (?P<hint>.*)', re.DOTALL
 )
+_NUMBER = re.compile(
+    r"(?P<key>\w+): expected a (whole )?number[^,]*, not (?P<other>a text|one with a fraction)"
+)
 _TOML = re.compile(r".* is not TOML: (?P<fault>line \d+: .*)", re.DOTALL)
 
 
@@ -125,9 +128,23 @@ def explained(text: str, complaint: str) -> str:
         first_line = f'unknown key "{match["key"]}" in {match["place"]}'
         complaint = f"{first_line}: {_better(match['key'], match['place'], match['hint'])}"
     complaint = re.sub(r"^the run file (\w+)\.(\w+):", r"[\1] \2:", complaint)
-    complaint = re.sub(r"^the run file (\w+):", r"\1:", complaint)
+    complaint = _numbered(re.sub(r"^the run file (\w+):", r"\1:", complaint))
     line = line_of(text, complaint)
     return f"line {line}: {complaint}" if line else complaint
+
+
+def _numbered(complaint: str) -> str:
+    """Return a complaint about a number with its right form: of seconds, of a share, of a text."""
+    match = _NUMBER.search(complaint)
+    if match is None:
+        return complaint
+    key, share = match["key"], f"{match['key']}_share"
+    if match["other"] == "a text":
+        seconds = "it counts seconds: 300 is five minutes"
+        form = seconds if key.endswith("_seconds") else "a number stands without quotation marks"
+        return f"{complaint}; {form}"
+    homes = [table for table, keys in _tables().items() if share in keys]
+    return f"{complaint}; a share is {homes[0]} {share}" if homes else complaint
 
 
 def _better(key: str, place: str, hint: str) -> str:
@@ -173,7 +190,7 @@ def line_of(text: str, complaint: str) -> int:
             here = header[1]
         key, _, value = line.partition("=")
         for rank, word in enumerate(words):
-            if here == word and header:
+            if header and word in (here, here.rpartition(".")[2]):
                 candidates.append((2, rank, number))
             elif key.strip() == word and "=" in line:
                 candidates.append((0 if here == table else 1, rank, number))

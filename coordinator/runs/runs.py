@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -103,17 +103,29 @@ def _copied(source: Path, target: Path) -> str:
 
 
 _INSTEAD = {  # remedies where a run is resumed that is not paused
-    "draft": ": `coordinator run start` begins it",
-    "completed": ": `coordinator run extend` moves its end",
-    "failed": ": `coordinator run fork` begins from one of its versions",
+    "draft": ": `coordinator run start {name}` begins it",
+    "completed": ": `coordinator run extend {name} --versions N --yes` moves its end",
+    "failed": ": `coordinator run fork NEW --from {name}` begins from its version",
 }
 
 
+_ADDED_BY = {"tokens": "--text", "chat-tokens": "--chat", "images": "--images"}
 _STARTED = {  # remedies where a run is started that is no draft
     "paused": "`coordinator run resume {name}`",
     "completed": "`coordinator run extend {name} --versions N --yes` moves its end",
     "failed": "`coordinator run fork NEW --from {name}` begins from its version",
 }
+
+
+def _unfit(file: RunFile, kinds: Sequence[str], kind: str) -> str:
+    """Return why a dataset of this kind does not fit a workload, and the command that makes one."""
+    if not kinds:
+        return f'{file.workload} makes its own data: leave out the line dataset = "{file.dataset}"'
+    option = _ADDED_BY.get(kinds[0], f"--for {file.workload} --files")
+    return (
+        f'{file.workload} trains on {" or ".join(kinds)}; "{file.dataset}" holds {kind}: '
+        f"`coordinator dataset add NAME {option} PATH` makes one"
+    )
 
 
 def _private(file: RunFile, plan: Mapping[str, object], schema: Schema) -> PrivacySettings:
@@ -240,10 +252,7 @@ class Runs(PlatformService):
             return None
         found = await self._db.read(lambda conn: datasets.by_name(conn, file.dataset))
         if found.kind not in workload.dataset_kinds:
-            kinds = " or ".join(workload.dataset_kinds) or "no dataset"
-            raise InvalidRunFile(
-                f'{file.workload} trains on {kinds}; "{file.dataset}" holds {found.kind}'
-            )
+            raise InvalidRunFile(_unfit(file, workload.dataset_kinds, found.kind))
         return found
 
     async def _check_members(self, workload: Workload) -> None:
@@ -334,7 +343,11 @@ class Runs(PlatformService):
 
     async def _check_source(self, about: Definition, dataset: DatasetRow | None) -> None:
         """Check a run's first weights, and their tokenizer. Raises InvalidRunFile, NotFound."""
-        path, name = await self._source(about), about.file.train.init_from
+        name = about.file.train.init_from
+        try:
+            path = await self._source(about)
+        except NotFound as error:
+            raise NotFound(f"[train] init_from: {error.message}") from error
         if path is None:
             return
         asset = about.tokenizer(dataset.manifest.assets if dataset else {})
@@ -422,7 +435,8 @@ class Runs(PlatformService):
             now = self._clock.now()
             row = runs.by_name(conn, name)
             if state == "running" and row.state != "paused":
-                raise Conflict(f'the run "{name}" is {row.state}{_INSTEAD.get(row.state, "")}')
+                instead = _INSTEAD.get(row.state, "").format(name=name)
+                raise Conflict(f'the run "{name}" is {row.state}{instead}')
             if state == "completed" and row.state == "draft":
                 raise Conflict(f'"{name}" was never started: `coordinator run delete` removes it')
             values = {"ended_at": now} if state == "completed" else {}

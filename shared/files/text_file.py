@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 UTF8 = "utf-8-sig"  # UTF-8 whose decoder skips a byte order mark
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # marks at the beginning of a file
 BYTES_MAX = 16 << 20
 
 
@@ -26,7 +27,7 @@ def read_text(path: Path) -> str:
         data = file.read(BYTES_MAX + 1)
     if len(data) > BYTES_MAX:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-    return io.TextIOWrapper(io.BytesIO(data), encoding=UTF8).read()
+    return io.StringIO(data.decode(UTF8), newline=None).read()  # with line feeds alone
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -11,6 +11,7 @@ from typing import Literal, get_args, get_origin
 
 from cyclopts import (
     App,
+    Argument,
     CoercionError,
     CycloptsError,
     MissingArgumentError,
@@ -32,6 +33,7 @@ OF_THE_OTHER = {
 INSTEAD = {
     ("volunteer", "start"): "volunteer",
     ("volunteer", "run"): "volunteer --run NAME",
+    ("volunteer", "train"): "volunteer --run NAME",
 }
 KINDS: dict[object, Sentence] = {
     int: Sentence("a whole number"),
@@ -66,27 +68,55 @@ def mistake(program: str, error: CycloptsError, argv: Sequence[str], app: App) -
                 else Sentence("{name} is missing", name=_place(error))
             )
         case RepeatArgumentError():
-            sentence = Sentence("{name} was given twice", name=error.token.keyword)
+            sentence = _repeated(error, argv, app)
         case _other:
             sentence = of(str(error).rstrip("."))
     command = " ".join((program, *(error.command_chain or ())))
     return Sentence("{said}; see `{command} --help`", said=sentence, command=command)
 
 
-def _unplaced(word: str, chain: Sequence[str], app: App) -> Sentence:
-    """Return the mistake of a word without an option, with the command's options for files."""
+def _repeated(error: RepeatArgumentError, argv: Sequence[str], app: App) -> Sentence:
+    """Return the mistake of an option that is there twice, or with its opposite."""
+    option = error.token.keyword
+    for argument in _arguments(error.command_chain or (), app):
+        names = dict.fromkeys((*argument.names, *argument.negatives))
+        typed = [name for name in names if name in argv]
+        if option in typed and len(typed) > 1:
+            return Sentence("give one of {names}", names=", ".join(typed))
+    return Sentence("{name} was given twice", name=option)
+
+
+def _arguments(chain: Sequence[str], app: App) -> list[Argument]:
+    """Return the arguments of a command of the program."""
     for name in chain:
         app = app[name]
-    options = [
-        argument.name
-        for argument in app.assemble_argument_collection()
-        if list[Path] in (argument.hint, *get_args(argument.hint))
-    ]
+    return list(app.assemble_argument_collection())
+
+
+def _unplaced(word: str, chain: Sequence[str], app: App) -> Sentence:
+    """Return the mistake of a word without an option, with the command's options that take it."""
+    accepted = _arguments(chain, app)
+    arguments = [argument for argument in accepted if argument.index is None]
+    if f"--{word}" in chained.from_iterable(argument.names for argument in arguments):
+        return Sentence('"{word}" is one word too many: did you mean --{word}?', word=word)
+    options = [argument.name for argument in arguments if _takes(argument.hint, word)]
     if not options:
-        return Sentence('"{word}" is one word too many', word=word)
+        places = [_word_of(argument) for argument in accepted if argument.index is not None]
+        return Sentence(
+            '"{word}" is one word too many: only {names} may stand here',
+            word=word,
+            names=", ".join(places) or Sentence("options"),
+        )
     return Sentence(
         '"{word}" needs an option before it: {names}', word=word, names=", ".join(options)
     )
+
+
+def _takes(kind: object, word: str) -> bool:
+    """Return True if an option of this type is for such a word: a number, a choice, a file."""
+    kinds = (kind, *get_args(kind))
+    choices = chained.from_iterable(get_args(one) for one in kinds if get_origin(one) is Literal)
+    return word in choices or (int if word.isdecimal() else list[Path]) in kinds
 
 
 def no_command(program: str, word: str, app: App, argv: Sequence[str]) -> Sentence:
@@ -118,6 +148,14 @@ def no_command(program: str, word: str, app: App, argv: Sequence[str]) -> Senten
         return Sentence(
             'there is no command "{name}": did you mean {commands}?', name=word, commands=commands
         )
+    if verb := next((one for one in behind if one in names and argv.index(word)), ""):
+        arguments = [one for one in behind if one != verb]
+        whole = shlex.join((program, *argv[: argv.index(word)], verb, word, *arguments))
+        return Sentence(
+            'there is no command "{name}": did you mean {commands}?',
+            name=word,
+            commands=f"`{whole}`",
+        )
     if word in OF_THE_OTHER[program]:
         (other,) = OF_THE_OTHER.keys() - {program}
         return Sentence(
@@ -129,10 +167,12 @@ def no_command(program: str, word: str, app: App, argv: Sequence[str]) -> Senten
 
 
 def _near(option: str, error: UnknownOptionError) -> str:
-    """Return the nearest option, if one is near."""
+    """Return the nearest option, if one is near; for a letter every option that begins with it."""
     names = chained.from_iterable(
         argument.names for argument in error.argument_collection if argument.parse
     )
+    if len(option) == 2:
+        return ", ".join(sorted(name for name in names if name.startswith(f"-{option}")))
     return nearest(option, names)
 
 
@@ -149,5 +189,9 @@ def _place(error: CycloptsError) -> str:
     """Return the name of an argument as the help writes it: RUN by its place, or its option."""
     if error.argument is None:
         return ""
-    name = error.argument.name
-    return name if error.argument.index is None else name.lstrip("-").upper()
+    return error.argument.name if error.argument.index is None else _word_of(error.argument)
+
+
+def _word_of(argument: Argument) -> str:
+    """Return the word of a place in the help, such as RUN."""
+    return argument.name.lstrip("-").upper()

@@ -356,7 +356,7 @@ class Workload(Protocol):
 
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Validate the workload's own keys of `[task.options]`. Raises InvalidRunFile."""
-        check_keys(raw, (), "[task]")
+        check_keys(raw, (), "[task.options]")
         return {}
 
     def dataset(

@@ -30,6 +30,7 @@ SHARED = [
         "decoding",
         "files/disk_writes",
         "files/new_folder",
+        "files/source_paths",
         "files/toml_text",
         "programs/silence_watch",
         "programs/usage_errors",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from shared.errors import BadRequest, Unavailable, VolunteerError
+from shared.files.source_paths import existing
 from shared.programs.progress_line import ProgressLine
 from shared.sentences import Sentence
 from shared.text import printable
@@ -60,11 +61,8 @@ def add(
         )
     if not yes and (json or not at_terminal()):
         raise BadRequest(ASKS_NOTHING if json else Sentence("no terminal to confirm in: add --yes"))
-    absolute = [path.expanduser().absolute() for path in paths]
-    for path in absolute:
-        if not path.exists():
-            raise BadRequest(Sentence("there is no file or folder {path}", path=path))
-    addition = _Addition(run, OwnSources(paths=absolute, column=column), profile)
+    sources = OwnSources(paths=[existing(path) for path in paths], column=column)
+    addition = _Addition(run, sources, profile)
     return addition.carry_out(yes=yes, json=json)
 
 

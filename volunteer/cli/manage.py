@@ -308,6 +308,7 @@ def logs(*, profile: Profile = "") -> int:
         )
     if not described.log:
         raise Configuration(Sentence("the service writes to its window"))
+    remark(_("following the log of the service, until Ctrl-C; lines come as it writes them"))
     with at_rest():
         return subprocess.call(described.log)
 

@@ -50,7 +50,11 @@ Model = Annotated[
     str, Parameter(name="--run", help="A run, or one of its versions: RUN, RUN@best, RUN@40.")
 ]
 MaxTokens = Annotated[
-    int | None, Parameter(help="Most tokens of the answer (default: what the coordinator allows).")
+    int | None,
+    Parameter(
+        help="Most tokens of the answer (default: what the coordinator allows).",
+        validator=Number(gte=1),
+    ),
 ]
 Temperature = Annotated[float, Parameter(help="0 takes the likeliest token; up to 2.")]
 Private = Annotated[

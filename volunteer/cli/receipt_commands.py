@@ -171,6 +171,8 @@ def _summary(receipts: int, wrong: int, *, online: bool) -> str:
             receipts,
             wrong=number(wrong, ","),
         )
+    if not receipts:
+        return _("no receipts yet: each payment for your work brings one")
     sentence = ngettext("{n} receipt verified", "{n} receipts verified", receipts)
     return (
         _("{said}; the coordinator's record still holds them", said=sentence)

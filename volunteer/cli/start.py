@@ -99,6 +99,8 @@ def work(options: StartOptions) -> int:
     use(LanguageChoice() if options.json else spoken)
     if spoken.problem:
         remark(spoken.problem)
+    for variable in config.TABLE.ignored(os.environ):
+        remark(_("{variable} is ignored: no setting has this name", variable=variable))
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
     profile = Profile(directories.profile)
     announced = False

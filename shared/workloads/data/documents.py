@@ -16,13 +16,13 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import InvalidRunFile
-from shared.files.text_file import UTF8
+from shared.files.text_file import UTF8, UTF16
+from shared.nearest import nearest
 from shared.text import escaped
 from shared.workloads.data import table_rows
 from shared.workloads.data.record_files import (
     HEAD_BYTES,
     SUFFIXES,
-    UTF16,
     head_of,
     holds_records,
     opened,
@@ -131,17 +131,19 @@ def _texts(path: Path, name: str, skipped: Skipped, column: str) -> Iterator[Doc
     """Yield the texts in a column of records; `skipped` gets bad ones. Raises InvalidRunFile if all
     are.
     """
-    bad, good, columns = Skipped(), False, list[str]()
+    bad, good, columns = Skipped(), False, dict[str, str]()
     for place, number, fields in records(path, {column}, bad, name):
         if isinstance(text := fields.get(column), str):
             good = True
             yield Document(f"{name}:{number}", text)
         else:
-            columns = columns or [key for key, value in fields.items() if isinstance(value, str)]
+            columns = columns or {k: v for k, v in fields.items() if isinstance(v, str)}
             keys = ", ".join(f'"{escaped(key, 40)}"' for key in [*fields][:8]) or "none"
-            bad.add(f'{place}: it has no text in "{column}"; its keys are {keys}')
+            kind = ": it is a number, a list or a table" if column in fields else ""
+            bad.add(f'{place}: it has no text in "{column}"{kind}; its keys are {keys}')
     if bad.count and not good:
-        other = f"name one with --column {escaped(columns[0], 40)}, or " if columns else ""
+        likely = nearest(column, columns) or max(columns, key=lambda k: len(columns[k]), default="")
+        other = f"name one with --column {escaped(likely, 40)}, or " if likely else ""
         raise InvalidRunFile(
             f'{name}: none of its {bad.count} records has a "{column}" to learn from;'
             f" {bad.sentences[0].removeprefix(name).lstrip()}; {other}name the file .txt to train"

@@ -16,11 +16,10 @@ import msgspec
 
 from shared.decoding import MALFORMED, complaint, decoder
 from shared.errors import InvalidRunFile
-from shared.files.text_file import UTF8, unmarked
+from shared.files.text_file import UTF8, UTF16, unmarked
 from shared.workloads.data import table_rows
 from shared.workloads.data.skipped import Skipped, no_source, walk
 
-UTF16 = (b"\xff\xfe", b"\xfe\xff")  # marks at the beginning of a file
 HEAD_BYTES = 4096
 _LINE_BYTES_MAX = 16 << 20
 _ARRAY_BYTES_MAX = 2 << 30  # limit of a file that is one array, which is read whole

@@ -195,7 +195,11 @@ def _samples(request: SamplesRequest) -> CodeReply:
             except InvalidRunFile as error:
                 raise InvalidRunFile(f"{code.file}: sample {number}: {error.message}") from error
     if not fields:
-        raise InvalidRunFile(f"{code.file}: {code.samples.__name__}() yielded no sample")
+        reason = skipped.sentences[0] if skipped.count else "it takes nothing there for one"
+        raise InvalidRunFile(
+            f"{code.file}: {code.samples.__name__}() yielded no sample of the files"
+            f" {', '.join(request.sources[:3])}: {reason}"
+        )
     return CodeReply(fields=fields, skipped=tuple(skipped.sentences))
 
 

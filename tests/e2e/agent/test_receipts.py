@@ -164,7 +164,7 @@ def test_a_receipt_is_fetched_once_and_verified_with_and_without_a_server(
     serve: Callable[[], Process], ann: Account, impatient: None
 ) -> None:
     code, out, err = ann.run("verify")
-    assert (code, out) == (75, "0 receipts verified\n")
+    assert (code, out) == (75, "no receipts yet: each payment for your work brings one\n")
     assert "the present record was not checked" in err
     server = serve()
     sealed(server)
@@ -285,7 +285,11 @@ def test_wrong_words_get_a_sentence(ann: Account) -> None:
     ann.folder.mkdir(parents=True)
     (ann.folder / "seen.json").write_text("{")
     (ann.folder / "receipts.jsonl").write_bytes(b"\xff\xfe\n{}\n")
-    assert ann.run("verify", "--offline") == (0, "0 receipts verified\n", "")
+    assert ann.run("verify", "--offline") == (
+        0,
+        "no receipts yet: each payment for your work brings one\n",
+        "",
+    )
 
 
 async def test_a_volunteer_at_work_fetches_receipts_and_alerts_its_owner(tmp_path: Path) -> None:

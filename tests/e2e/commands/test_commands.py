@@ -189,11 +189,24 @@ def test_every_command_that_is_named_is_about_the_same_coordinator(
     assert len(commands_in(status)) >= 3
 
 
+def test_a_file_that_is_no_token_is_named_and_not_shown(run: Run, tmp_path: Path) -> None:
+    key = tmp_path / "signing.key"
+    key.write_text("-----BEGIN PRIVATE KEY-----\nMC4CAQAw\n-----END PRIVATE KEY-----\n")
+    said = run("run", "list", "--server", "http://127.0.0.1:9", "--token-file", key)
+    assert said.code == 78
+    assert f"the file {key} holds no token: name the file admin.token" in said.err
+    assert "MC4CAQAw" not in said.err
+
+
 def test_a_file_without_its_option_is_told_which_options_take_files(run: Run) -> None:
     said = run("dataset", "add", "sums", "texts.txt")
     assert (said.code, said.out) == (2, "")
     assert '"texts.txt" needs an option before it: --text, --chat, --images, ' in said.err
     assert '"x" is one word too many' in run("run", "list", "x").err
+    assert '"8931" needs an option before it: --port' in run("serve", "8931").err
+    assert '"members" needs an option before it: --workload' in run("demo", "members").err
+    assert "there is no option -p: did you mean --port?" in run("serve", "-p", "9000").err
+    assert "did you mean `coordinator run start small`?" in run("run", "small", "start").err
 
 
 def test_a_command_that_another_subject_or_program_has_is_led_there(

@@ -54,7 +54,7 @@ async def test_weights_of_another_tokenizer_are_refused_and_nothing_is_stored(
     [
         ("/nonexistent/x", "there is no /nonexistent/x/model.safetensors"),
         ("tiny@7", '"tiny" has no version 7'),
-        ("other@0", 'no run called "other"'),
+        ("other@0", r'line \d+: \[train\] init_from: there is no run called "other"'),
     ],
 )
 async def test_weights_that_are_not_there_are_refused_at_once(

@@ -171,7 +171,7 @@ def test_files_that_are_something_else_are_named_for_what_they_are(
     wide.write_text("port = 1", encoding="utf-16")
     text.write_text("no database, " * 99)
     said = run("run", "list", "--config", wide)
-    assert (said.code, "it is not UTF-8 text" in said.err) == (78, True)
+    assert (said.code, "it is UTF-16, not UTF-8 text" in said.err) == (78, True)
     said = run("run", "list", "--database", f"sqlite:///{text}")
     assert (said.code, "or no database at all" in said.err) == (78, True)
     here = ("--data-dir", tmp_path / "data")

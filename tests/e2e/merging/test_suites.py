@@ -154,7 +154,9 @@ async def test_a_suite_that_does_not_fit_is_refused_when_the_run_is_created(
         with pytest.raises(InvalidRunFile, match=r"suites: expected at most 8"):
             await create_run.run(home.coordinator, CreateRun(text=text))
         text = RUN.replace('"sums"', '"sums-exact"').replace('"tiny"', '"other"')
-        with pytest.raises(InvalidRunFile, match='"sums-exact" holds suite'):
+        with pytest.raises(
+            InvalidRunFile, match=r'"sums-exact" holds suite: .*NAME --text PATH. makes one'
+        ):
             await create_run.run(home.coordinator, CreateRun(text=text))
 
 

@@ -130,7 +130,15 @@ def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
 
 
 def test_what_an_orchestrator_sets_under_our_prefix_does_no_harm() -> None:
-    assert load(environ={"COORDINATOR_SERVICE_HOST": "10.0.0.1"}) == Settings()
+    service = {
+        "COORDINATOR_SERVICE_HOST": "10.0.0.1",
+        "COORDINATOR_SERVICE_PORT_HTTP": "8765",
+        "COORDINATOR_PORT_8765_TCP_ADDR": "10.0.0.1",
+    }
+    assert load(environ=service) == Settings()
+    assert not TABLE.ignored(service)
+    ours = {"COORDINATOR_PORT": "1", "COORDINATOR_SERVER": "x", "PATH": "x"}
+    assert TABLE.ignored(service | ours | {"COORDINATOR_FOO": "5"}) == ["COORDINATOR_FOO"]
 
 
 def test_every_setting_is_described() -> None:

@@ -99,4 +99,20 @@ def test_what_the_system_says_every_day_is_in_the_catalogue() -> None:
     assert isinstance(said, Sentence)
     assert said == said.message == "no such file or directory"
     assert why(OSError(errno.EXDEV, "Invalid cross-device link")) == "invalid cross-device link"
-    assert why(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "x")) == "it is not UTF-8 text"
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (
+            b"a = 1\nb = '\xe9'\n",
+            "it is not UTF-8 text, by the byte 0xe9 in line 2: save it as UTF-8",
+        ),
+        ("n = 1".encode("utf-16"), "it is UTF-16, not UTF-8 text: save it as UTF-8"),
+        (b"\x00\xff\x00", "it is not text"),
+    ],
+)
+def test_a_text_in_another_encoding_is_named_with_its_line(data: bytes, reason: str) -> None:
+    with pytest.raises(UnicodeDecodeError) as caught:
+        data.decode()
+    assert why(caught.value) == reason

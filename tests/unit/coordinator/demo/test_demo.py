@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from coordinator.cli.serve import Demo
 from coordinator.demo.demo import DemoOptions, demo, program
 from coordinator.demo.demo_report import Report, traffic_of
 from coordinator.demo.demo_view import hints, summary, table
+from coordinator.demo.runs import DEMOS
 from shared.errors import Configuration, InvalidRunFile
 from shared.protocol.versions import VersionInfo
 from shared.text import measure_word, measured
@@ -58,6 +60,10 @@ def report(**more: Any) -> Report:
         "data_dir": "",
     }
     return Report(**{**values, **more})
+
+
+def test_the_command_line_takes_every_demo_by_its_name() -> None:
+    assert {*get_args(Demo)} == {*DEMOS}
 
 
 def test_a_workload_that_plays_ends_in_rating_and_tactics() -> None:

@@ -263,7 +263,11 @@ SAMPLES = "code = ModelCode(model, loss, samples)"
             "sample 2: a sample has 0 f4 .2.*the first",
         ),
         ("    yield 'text'", "sample 1: field 0 of a sample is <U4"),
-        ("    return; yield", r"samples\(\) yielded no sample"),
+        ("    return; yield", r"samples\(\) yielded no sample of the files .*: it takes nothing"),
+        (
+            "    skip('a.wav: too short'); return; yield",
+            "no sample of the files .*: a.wav: too short",
+        ),
         ("    yield open('/nowhere/at/all')", "authors.*line.*FileNotFoundError"),
         ("    yield from range(9)", "9 different samples are too few"),
     ],
