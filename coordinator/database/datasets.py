@@ -10,8 +10,7 @@ from sqlalchemy import Connection, insert, select, union
 
 from coordinator.database import key_values, unreferenced_blobs
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import deletion, its
-from coordinator.database.ledger.postings import insert_new
+from coordinator.database.engine.statements import deletion, insert_new, its
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.datasets import blobs, dataset_blobs, datasets
 from shared.decoding import decode
@@ -190,7 +189,7 @@ def _register(
     }
     if noted:
         # Rows are inserted in one order, so that two transactions cannot deadlock.
-        insertion = insert_new(conn, blobs, "sha256").returning(blobs.c.sha256)
+        insertion = insert_new(conn, blobs, "sha256", "sha256")
         new = conn.execute(insertion, [noted[sha] for sha in sorted(noted)]).scalars()
         unreferenced_blobs.reference(conn, sorted(noted), set(new), serials)
 

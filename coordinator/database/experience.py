@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import cache
 from statistics import median
 from typing import Any
 
@@ -18,10 +17,8 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert as insert_postgresql
-from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
-from coordinator.database.engine.statements import deletion, its, one_of
+from coordinator.database.engine.statements import deletion, its, one_of, sums, upsert
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.experience import (
     chunks,
@@ -224,25 +221,12 @@ def _reports(conn: Connection, run_id: int, kinds: Collection[str]) -> list[dict
     return [decode(report) for report in conn.execute(newest.limit(LATELY)).scalars()]
 
 
-def add_rollouts(conn: Connection, run_id: int, sums: Sequence[RolloutSums]) -> None:
+def add_rollouts(conn: Connection, run_id: int, versions: Sequence[RolloutSums]) -> None:
     """Add sums over judged answers to the stored sums of their versions."""
-    rows = [{"run_id": run_id, **msgspec.structs.asdict(row)} for row in sums]
+    rows = [{"run_id": run_id, **msgspec.structs.asdict(row)} for row in versions]
     if rows:
         rows.sort(key=lambda row: row["version"])  # in one order: no deadlock
-        conn.execute(_addition(conn.dialect.name), rows)
-
-
-@cache
-def _addition(dialect: str) -> Any:
-    new = insert_postgresql if dialect == "postgresql" else insert_sqlite
-    statement, old = new(rollout_sums), rollout_sums.c
-    return statement.on_conflict_do_update(
-        index_elements=["run_id", "version"],
-        set_={
-            column.name: column + statement.excluded[column.name]
-            for column in (old.answers, old.reward, old.tokens, old.surprise, old.cut)
-        },
-    )
+        conn.execute(upsert(conn, rollout_sums, sums), rows)
 
 
 def rollouts(conn: Connection, run_id: int) -> list[RolloutSums]:

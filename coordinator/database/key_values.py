@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select, update
 
-from coordinator.database.engine.statements import deletion, its
-from coordinator.database.ledger.postings import insert_new
+from coordinator.database.engine.statements import deletion, insert_new, its
 from coordinator.database.tables.record import meta
 from shared.files.deletions import Reason
 
@@ -39,7 +38,7 @@ def get(conn: Connection, key: str, *, lock: bool = False) -> str | None:
 
 def put_new(conn: Connection, key: str, value: str) -> bool:
     """Write a value under a new name; return False if the name has a value."""
-    fresh = insert_new(conn, meta, "key").values(key=key, value=value).returning(meta.c.key)
+    fresh = insert_new(conn, meta, "key", "key").values(key=key, value=value)
     return conn.execute(fresh).first() is not None
 
 

@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as insert_postgresql
-from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
-from coordinator.database.engine.statements import among, deletion
-from coordinator.database.ledger.postings import insert_new
+from coordinator.database.engine.statements import (
+    Incoming,
+    among,
+    deletion,
+    insert_new,
+    upsert,
+)
 from coordinator.database.tables.datasets import blobs, unreferenced_blobs
 from shared.errors import Unavailable
 
@@ -56,21 +58,15 @@ _TAKE = (
 )
 
 
-@cache
-def _announcement(dialect: str) -> Any:
-    new = insert_postgresql if dialect == "postgresql" else insert_sqlite
-    statement = new(unreferenced_blobs)
-    later = sa.case((statement.excluded.since > _U.since, statement.excluded.since), else_=_U.since)
-    died = sa.and_(_U.sweeper.is_not(None), _U.since < statement.excluded.since - SWEEPER_S)
-    return statement.on_conflict_do_update(
-        index_elements=["sha256"],
-        set_={
-            "since": later,
-            "sweeper": None,
-            "serial": sa.case((died, statement.excluded.serial), else_=_U.serial),
-        },
-        where=_U.sweeper.is_(None) | died,
-    )
+def _announcement(table: sa.Table, incoming: Incoming) -> dict[str, sa.ColumnElement[Any]]:
+    """Return the changes of an announcement to a name that is here: none while a sweeper lives."""
+    died = _U.sweeper.is_not(None) & (_U.since < incoming.since - SWEEPER_S)
+    later = (_U.sweeper.is_(None) | died) & (incoming.since > _U.since)
+    return {
+        "since": sa.case((later, incoming.since), else_=_U.since),
+        "sweeper": sa.case((died, sa.null()), else_=_U.sweeper),
+        "serial": sa.case((died, incoming.serial), else_=_U.serial),
+    }
 
 
 def _row(name: str, since: float) -> dict[str, str | float]:
@@ -84,7 +80,7 @@ def announce(conn: sa.Connection, names: Collection[str], since: float) -> dict[
     if not names:
         return {}
     rows = [_row(name, since) for name in sorted(names)]  # in one order: no deadlock
-    conn.execute(_announcement(conn.dialect.name), rows)
+    conn.execute(upsert(conn, unreferenced_blobs, _announcement), rows)
     return dict(conn.execute(_SERIALS, {"names": sorted(names)}).all())
 
 

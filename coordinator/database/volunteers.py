@@ -8,8 +8,7 @@ from typing import Literal
 import msgspec
 from sqlalchemy import Connection, bindparam, exists, func, or_, select, update
 
-from coordinator.database.engine.statements import among, deletion, its
-from coordinator.database.ledger.postings import insert_new
+from coordinator.database.engine.statements import among, deletion, insert_new, its
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import api_keys

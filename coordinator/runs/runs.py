@@ -26,8 +26,6 @@ from coordinator.database import (
 from coordinator.database.ledger.record_tree import tree_head
 from coordinator.database.runs import RunRow
 from coordinator.plan import privacy
-from coordinator.plan.plan import plan as read_plan
-from coordinator.plan.privacy import PrivacySettings
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import run_file, run_file_help
 from coordinator.runs import publishing
@@ -53,7 +51,7 @@ from shared.files.deletions import delete_file
 from shared.protocol.accounts import RunInfo
 from shared.protocol.base import RunState
 from shared.protocol.versions import SignedManifest
-from shared.tensors.spec import Schema, nbytes
+from shared.tensors.spec import nbytes
 from shared.workloads.base import ChunkRef, Workload, load
 from shared.workloads.data.task_suite import KIND as SUITE
 
@@ -128,13 +126,6 @@ def _unfit(file: RunFile, kinds: Sequence[str], kind: str) -> str:
     )
 
 
-def _private(file: RunFile, plan: Mapping[str, object], schema: Schema) -> PrivacySettings:
-    """Return the `[privacy]` of a new run with its noise. Raises InvalidRunFile, Configuration."""
-    gate = file.evaluation.gate
-    privacy.check(file.privacy, read_plan(plan), schema, data=file.data, gate=gate)
-    return privacy.resolved(file.privacy, file.stop.versions)
-
-
 class DriftMeter(Protocol):
     """Measurement of the first task of a draft, which bounds the steps of its tasks."""
 
@@ -176,7 +167,7 @@ class Runs(PlatformService):
         counts = list(await asyncio.to_thread(workload.samples, model, passed)) if passed else []
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
-        private = await asyncio.to_thread(_private, file, plan, workload.schema(model))
+        private = await asyncio.to_thread(privacy.resolved, file.privacy, file.stop.versions)
         stored = run_file.encode(
             msgspec.structs.replace(file, model=model, task=task, plan=plan, privacy=private)
         )

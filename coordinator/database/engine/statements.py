@@ -6,11 +6,24 @@ an Intel Xeon).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ARRAY, ColumnElement, Delete, Table, bindparam, delete, literal_column
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    Connection,
+    Delete,
+    Insert,
+    Table,
+    bindparam,
+    delete,
+    literal_column,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import KeyedColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -18,10 +31,55 @@ from sqlalchemy.types import NullType
 
 from shared.files.deletions import Reason
 
+Incoming = ReadOnlyColumnCollection[str, KeyedColumnElement[Any]]  # columns of an inserted row
+Changes = Callable[[Table, Incoming], Mapping[str, object]]
+
 
 def deletion(table: Table, reason: Reason) -> Delete:
     """Return the statement that deletes rows, with the reason that permits it."""
     return delete(table)
+
+
+def insert_new(conn: Connection, table: Table, conflict: str, *returning: str) -> Insert:
+    """Return an INSERT that skips rows colliding in the columns `conflict` (none: in any), and
+    returns columns of the new ones.
+    """
+    return _insert_new(conn.dialect.name, table, conflict, *returning)
+
+
+@cache
+def _insert_new(dialect: str, table: Table, conflict: str, *returning: str) -> Insert:
+    elements = conflict.split(",") if conflict else None
+    statement = _insert(dialect, table).on_conflict_do_nothing(index_elements=elements)
+    return statement.returning(*(table.c[name] for name in returning)) if returning else statement
+
+
+def upsert(conn: Connection, table: Table, changes: Changes) -> Insert:
+    """Return an INSERT that makes `changes` to the row that has the primary key already."""
+    return _upsert(conn.dialect.name, table, changes)
+
+
+@cache
+def _upsert(dialect: str, table: Table, changes: Changes) -> Insert:
+    statement = _insert(dialect, table)
+    key = [column.name for column in table.primary_key]
+    values = changes(table, statement.excluded)
+    return statement.on_conflict_do_update(index_elements=key, set_=values)
+
+
+def sums(table: Table, incoming: Incoming) -> dict[str, ColumnElement[Any]]:
+    """Return the changes of `upsert` that add the inserted numbers to those of the row."""
+    numbers = [column for column in table.c if not column.primary_key]
+    return {column.name: column + incoming[column.name] for column in numbers}
+
+
+def replacement(table: Table, incoming: Incoming) -> dict[str, ColumnElement[Any]]:
+    """Return the changes of `upsert` that put the inserted row in place of the old one."""
+    return {column.name: incoming[column.name] for column in table.c if not column.primary_key}
+
+
+def _insert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
+    return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
 
 
 def its(column: KeyedColumnElement[object]) -> ColumnElement[bool]:

@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, bindparam, exists, insert, select, update
 
-from coordinator.database.engine.statements import among, deletion, its
+from coordinator.database.engine.statements import among, deletion, insert_new, its
 from coordinator.database.ledger import debts
-from coordinator.database.ledger.postings import MINT, SYSTEM, EventDraft, Move, insert_new, post
+from coordinator.database.ledger.postings import MINT, SYSTEM, EventDraft, Move, post
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.inference import answer_stakes, answerers, api_keys, usage
 from coordinator.rules.checks import chance

@@ -14,8 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from sqlalchemy import (
@@ -23,17 +22,14 @@ from sqlalchemy import (
     BigInteger,
     ClauseElement,
     Connection,
-    Table,
     and_,
     insert,
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql import insert as insert_postgresql
-from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
 from coordinator.database.engine.bulk_statements import Lines
-from coordinator.database.engine.statements import among
+from coordinator.database.engine.statements import among, insert_new
 from coordinator.database.tables.ledger import accounts, events, postings
 from shared.errors import BadRequest, Conflict, Forbidden
 
@@ -146,19 +142,6 @@ def digests(conn: Connection, keys: Iterable[str]) -> dict[str, str]:
     return digest_by_key
 
 
-def insert_new(conn: Connection, table: Table, conflict: str) -> Any:
-    """Return an INSERT that skips rows colliding in the columns `conflict` (none: in any)."""
-    return _insert_new(conn.dialect.name, table, conflict)
-
-
-@cache
-def _insert_new(dialect: str, table: Table, conflict: str) -> Any:
-    new = insert_postgresql if dialect == "postgresql" else insert_sqlite
-    return new(table).on_conflict_do_nothing(
-        index_elements=conflict.split(",") if conflict else None
-    )
-
-
 def _distinct(drafts: Sequence[EventDraft]) -> dict[str, EventDraft]:
     """Check the drafts and index them by key. The same draft twice counts once."""
     by_key: dict[str, EventDraft] = {}
@@ -181,11 +164,6 @@ def _check(draft: EventDraft) -> None:
         raise BadRequest(f'the two sides of the event "{draft.key}" are not equal')
 
 
-@cache
-def _new_events(dialect: str) -> Any:
-    return _insert_new(dialect, events, "key").returning(events.c.key, events.c.id)
-
-
 def _add_events(conn: Connection, by_key: Mapping[str, EventDraft], now: float) -> dict[str, int]:
     """Write the new events; return their numbers by key. Raises Conflict for a key with other
     content.
@@ -205,7 +183,8 @@ def _add_events(conn: Connection, by_key: Mapping[str, EventDraft], now: float) 
     ]
     if not rows:
         return {}
-    ids = {row.key: row.id for row in conn.execute(_new_events(conn.dialect.name), rows)}
+    insertion = insert_new(conn, events, "key", "key", "id")
+    ids = {row.key: row.id for row in conn.execute(insertion, rows)}
     for key, before in digests(conn, digest_by_key.keys() - ids.keys()).items():
         if before != digest_by_key[key]:
             raise Conflict(f'"{key}" was posted before with other content')

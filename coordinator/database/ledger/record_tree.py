@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import Column, Connection, Table, func, insert, select, text, update
 
-from coordinator.database.engine.statements import among, its
+from coordinator.database.engine.statements import among, insert_new, its
 from coordinator.database.ledger import check as ledger
-from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.record import RECORD_SEALED, meta, record_lines

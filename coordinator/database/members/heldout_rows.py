@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import cache
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as insert_postgresql
-from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import its, replacement, upsert
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.versions import evaluations, heldout_sums
 from shared.protocol.members import HeldoutSums
@@ -18,16 +14,6 @@ from shared.protocol.members import HeldoutSums
 LATELY = 256  # newest versions with their files that are compared
 
 _H, _E = heldout_sums.c, evaluations.c
-
-
-@cache
-def _replacement(dialect: str) -> Any:
-    new = insert_postgresql if dialect == "postgresql" else insert_sqlite
-    statement = new(heldout_sums)
-    return statement.on_conflict_do_update(
-        index_elements=["run_id", "version", "worker_id"],
-        set_={name: statement.excluded[name] for name in ("loss_sum", "items")},
-    )
 
 
 def store(conn: sa.Connection, run_id: int, owner: tuple[str, str], sums: HeldoutSums) -> None:
@@ -43,7 +29,7 @@ def store(conn: sa.Connection, run_id: int, owner: tuple[str, str], sums: Heldou
         "loss_sum": sums.loss_sum,
         "items": sums.items,
     }
-    conn.execute(_replacement(conn.dialect.name), [row])
+    conn.execute(upsert(conn, heldout_sums, replacement), [row])
 
 
 _KEPT = (

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert as insert_postgresql
-from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
+from coordinator.database.engine.statements import sums, upsert
 from coordinator.database.tables.runs import machine_hours
 from coordinator.rules.machine_time import WINDOW_S, MachineSeconds
 from shared.units import HOUR_S
@@ -21,15 +18,6 @@ _SUMS = (
     .where(_H.hour > sa.bindparam("before"))
     .group_by(_H.run_id)
 )
-
-
-@cache
-def _addition(dialect: str) -> Any:
-    new = insert_postgresql if dialect == "postgresql" else insert_sqlite
-    statement = new(machine_hours)
-    sums = ("present_s", "trained_s", "merged_s")
-    more = {name: _H[name] + statement.excluded[name] for name in sums}
-    return statement.on_conflict_do_update(index_elements=["run_id", "hour"], set_=more)
 
 
 def add(conn: sa.Connection, seconds: Mapping[int, MachineSeconds], now: float) -> None:
@@ -45,7 +33,7 @@ def add(conn: sa.Connection, seconds: Mapping[int, MachineSeconds], now: float) 
         for run_id, more in sorted(seconds.items())
     ]
     if rows:
-        conn.execute(_addition(conn.dialect.name), rows)
+        conn.execute(upsert(conn, machine_hours, sums), rows)
 
 
 def lately(conn: sa.Connection, now: float) -> dict[int, MachineSeconds]:

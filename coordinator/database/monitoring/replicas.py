@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import Connection, bindparam, func, select, update
 
-from coordinator.database.engine.statements import deletion, its
-from coordinator.database.ledger.postings import insert_new
+from coordinator.database.engine.statements import deletion, insert_new, its
 from coordinator.database.tables.replicas import replicas
 from coordinator.rules.overview import ReplicaFigures, ReplicaLine
 from shared.decoding import decode

@@ -20,9 +20,7 @@ from coordinator.rules.run_file import StopSettings
 from coordinator.runs.definition import definition
 from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
-from shared.protocol.contributions import Verdict
-from shared.protocol.limits import API
-from shared.protocol.members import HeldoutSums, MemberData
+from shared.protocol.members import HeldoutSums
 from shared.tensors.frame import open_frame
 from tests.support.local_coordinator import (
     RUN,
@@ -31,9 +29,9 @@ from tests.support.local_coordinator import (
     decode,
     local_coordinator,
 )
+from tests.support.members import TRAINED, contribute, declare
 
 CLIP, QUORUM = 0.01, 2
-TRAINED = 7777.125  # loss of every training
 PRIVATE = f"""{RUN}
 [data]
 at = "members"
@@ -47,26 +45,8 @@ versions = 2
 
 async def member(home: LocalCoordinator, name: str) -> Worker:
     worker = await home.join(name)
-    body = msgspec.json.encode(MemberData(samples=64, items=512, heldout=1))
-    reply = await worker.http.put(f"{API}/runs/tiny/data", content=body)
-    assert reply.status_code == 204, reply.text
+    await declare(worker, 64)
     return worker
-
-
-async def contribute(
-    worker: Worker, seed: int, scale: float = 1e-3, heldout: HeldoutSums | None = None
-) -> bytes:
-    """Submit an update; return it."""
-    lease = await worker.claim()
-    begun = await worker.begin(lease)
-    data = await worker.update("tiny", seed, scale)
-    await worker.upload(lease, data)
-    submission = worker.submission(lease, begun, data)
-    losses = {"loss_first": TRAINED, "loss_last": TRAINED}
-    submission = msgspec.structs.replace(submission, heldout=heldout, **losses)
-    verdict = decode(await worker.post(f"/tasks/{lease.task}/submit", submission), Verdict)
-    assert verdict.state == "accepted", verdict
-    return data
 
 
 async def run_row(home: LocalCoordinator) -> RunRow:
@@ -113,7 +93,7 @@ async def test_a_huge_update_of_one_member_moves_the_model_by_the_clip(tmp_path:
     async with local_coordinator(tmp_path) as home:
         await home.start_run(text)
         for name, seed, scale in (("Ann", 1, 2e-4), ("Ben", 2, 2e-3)):
-            await contribute(await member(home, name), seed, scale)
+            await contribute(await member(home, name), seed, scale=scale)
         assert await merge(home)
         moved = await weights(home, 1) - await weights(home, 0)
         noise = 0.05 * CLIP / QUORUM * np.sqrt(moved.size)

@@ -28,8 +28,7 @@ from coordinator.runs.member_figures import MemberFigures, MemberLoss, figures
 from shared.errors import InvalidRunFile
 from shared.protocol.accounts import RunInfo
 from shared.protocol.base import Reason
-from shared.protocol.contributions import Verdict
-from shared.protocol.leases import ClaimReply, Lease
+from shared.protocol.leases import ClaimReply
 from shared.protocol.limits import API
 from shared.protocol.members import HeldoutSums, MemberData
 from shared.units import HOUR_S
@@ -42,6 +41,7 @@ from tests.support.local_coordinator import (
     local_coordinator,
     refused,
 )
+from tests.support.members import contribute, declare
 
 TEXT = f"""{RUN}
 [data]
@@ -49,29 +49,11 @@ at = "members"
 """
 
 
-async def declare(worker: Worker, samples: int, run: str = "tiny", edition: str = "") -> None:
-    numbers = MemberData(samples=samples, items=8 * samples, heldout=1, edition=edition)
-    body = msgspec.json.encode(numbers)
-    reply = await worker.http.put(f"{API}/runs/{run}/data", content=body)
-    assert reply.status_code == 204, reply.text
-
-
 async def idle(worker: Worker) -> tuple[Reason, str]:
     body = {"claim_id": "once", "wait_s": 0, "codecs": ["float32"]}
     reply = decode(await worker.post("/claims", body), ClaimReply)
     assert reply.idle is not None
     return reply.idle.reason, reply.idle.message
-
-
-async def contribute(worker: Worker, seed: int, heldout: HeldoutSums | None = None) -> Lease:
-    lease = await worker.claim()
-    begun = await worker.begin(lease)
-    data = await worker.update("tiny", seed)
-    await worker.upload(lease, data)
-    sent = msgspec.structs.replace(worker.submission(lease, begun, data), heldout=heldout)
-    verdict = decode(await worker.post(f"/tasks/{lease.task}/submit", sent), Verdict)
-    assert verdict.state == "accepted", verdict
-    return lease
 
 
 def sums(loss: float, version: int = 0, items: int = 100) -> HeldoutSums:
