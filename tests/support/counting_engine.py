@@ -72,9 +72,9 @@ class CountingEngine:
 
     async def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:
         self.open += 1
-        written = ""
+        sequence, written = request.sequence, ""
         try:
-            text = expected(bytes(request.prompt).decode(), request.seed, request.max_tokens)
+            text = expected(bytes(sequence.prompt).decode(), sequence.seed, sequence.max_tokens)
             for number, letter in enumerate(text):
                 if self.gate is not None:
                     await self.gate.acquire()
@@ -87,12 +87,12 @@ class CountingEngine:
                         data=letter.encode(), logprob=-0.5, top=((letter.encode(), -0.5),)
                     ),
                 )
-                stopped = any(stop in written for stop in request.stop)
+                stopped = any(stop in written for stop in sequence.stop)
                 last = number == len(text) - 1
                 yield AnswerPiece(
                     text="" if stopped else letter,
                     tokens=(ord(letter),),
-                    logprobs=() if request.logprobs is None else said,
+                    logprobs=() if sequence.logprobs is None else said,
                     finish="stop" if stopped else "length" if last else None,
                 )
                 if stopped:

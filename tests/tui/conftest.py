@@ -7,12 +7,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
+from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
+from textual.app import App
+from textual.pilot import Pilot
 
-from tests.tui.engine import FakeEngine
+from tests.tui.engine import FakeEngine, screen_text
+from tests.tui.pages import Snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +58,41 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("textual.app.wait_for_idle", run_until_idle)
     monkeypatch.setattr("textual.pilot.wait_for_idle", run_until_idle)
     monkeypatch.setattr("textual.screen.UPDATE_PERIOD", 0.001)  # 1/60 s, waited for at each step
+
+
+class _TextFile(SingleFileSnapshotExtension):
+    """Text of a screen, a file each."""
+
+    _file_extension = "txt"
+    _write_mode = WriteMode.TEXT
+
+
+@pytest.fixture
+def text_compare(snapshot: SnapshotAssertion) -> Snapshot:
+    """Compare the text on a screen with the stored one, as `snap_compare` does the picture of it;
+    `--snapshot-update` stores it.
+    """
+    stored = snapshot.use_extension(_TextFile)
+
+    def compare(
+        app: App[int],
+        terminal_size: tuple[int, int],
+        run_before: Callable[[Pilot[Any]], Awaitable[None]],
+    ) -> bool:
+        texts = []
+
+        async def read(pilot: Pilot[Any]) -> None:
+            await run_before(pilot)
+            await pilot.pause()
+            texts.append(screen_text(app))
+            app.exit()
+
+        app.run(headless=True, auto_pilot=read, size=terminal_size)
+        [text] = texts
+        assert text == stored
+        return True
+
+    return compare
 
 
 @pytest.fixture

@@ -89,19 +89,23 @@ scenes.SCENES["measuring"] = measuring
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("state", [*STATES, "two devices", "measuring"])
-def test_picture(engine: FakeEngine, snap_compare: Snapshot, state: str, size: str) -> None:
-    assert picture(engine, snap_compare, "device", state=state, size=SIZES[size])
+def test_screen(engine: FakeEngine, text_compare: Snapshot, state: str, size: str) -> None:
+    assert picture(engine, text_compare, "device", state=state, size=SIZES[size])
 
 
 @pytest.mark.parametrize("size", [SMALL, (80, 24), (120, 36), (200, 60)])
-def test_picture_of_a_device_at_work(
-    engine: FakeEngine, snap_compare: Snapshot, size: tuple[int, int]
+def test_screen_of_a_device_at_work(
+    engine: FakeEngine, text_compare: Snapshot, size: tuple[int, int]
 ) -> None:
-    assert picture(engine, snap_compare, "device", state="live", size=size)
+    assert picture(engine, text_compare, "device", state="live", size=size)
 
 
-def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot) -> None:
-    assert picture(engine, snap_compare, "device", size=SMALL)
+def test_screen_of_a_small_terminal(engine: FakeEngine, text_compare: Snapshot) -> None:
+    assert picture(engine, text_compare, "device", size=SMALL)
+
+
+def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    assert picture(engine, snap_compare, "device", state="live", size=SIZES["120x36"])
 
 
 async def test_equal_cards_are_one_device_of_the_page(engine: FakeEngine) -> None:

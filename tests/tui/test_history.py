@@ -30,12 +30,16 @@ PAGE = Look(page="history")
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("state", STATES)
-def test_picture(engine: FakeEngine, snap_compare: Snapshot, state: str, size: str) -> None:
-    assert picture(engine, snap_compare, "history", state=state, size=SIZES[size])
+def test_screen(engine: FakeEngine, text_compare: Snapshot, state: str, size: str) -> None:
+    assert picture(engine, text_compare, "history", state=state, size=SIZES[size])
 
 
-def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot) -> None:
-    assert picture(engine, snap_compare, "history", size=SMALL)
+def test_screen_of_a_small_terminal(engine: FakeEngine, text_compare: Snapshot) -> None:
+    assert picture(engine, text_compare, "history", size=SMALL)
+
+
+def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    assert picture(engine, snap_compare, "history", size=SIZES["120x36"])
 
 
 async def test_a_rejection_says_which_check_failed(engine: FakeEngine) -> None:

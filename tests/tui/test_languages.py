@@ -197,9 +197,9 @@ def test_labels_are_shorter_than_their_columns(language: str) -> None:
 
 @pytest.mark.parametrize("language", SHIPPED)
 @pytest.mark.parametrize("page", ["dashboard", "settings"])
-def test_picture(engine: FakeEngine, snap_compare: Snapshot, page: str, language: str) -> None:
+def test_screen(engine: FakeEngine, text_compare: Snapshot, page: str, language: str) -> None:
     use(choose(language))
-    assert picture(engine, snap_compare, page, size=(120, 36), look=Look(language=language))
+    assert picture(engine, text_compare, page, size=(120, 36), look=Look(language=language))
 
 
 @pytest.mark.parametrize("language", SHIPPED)
@@ -264,18 +264,6 @@ async def test_names_from_right_to_left_break_no_column(engine: FakeEngine) -> N
         assert len(pay) >= 5
         assert len({cell_len(row[: found.end()]) for row, found in pay}) == 1
         assert {name for name in RIGHT_TO_LEFT for row, _ in pay if name in row} == {*RIGHT_TO_LEFT}
-
-
-def test_picture_of_names_from_right_to_left(engine: FakeEngine, snap_compare: Snapshot) -> None:
-    import tests.tui.pages as pages
-
-    rows = dict(pages.ANSWERS)
-    try:
-        with_names_from_right_to_left(engine)
-        pages.ANSWERS[endpoints.LEADERBOARD] = engine.answers[endpoints.LEADERBOARD]
-        assert picture(engine, snap_compare, "leaderboard", size=(120, 36))
-    finally:
-        pages.ANSWERS.update(rows)
 
 
 async def test_the_next_language_is_seen_at_once_and_kept(engine: FakeEngine) -> None:

@@ -15,12 +15,16 @@ from volunteer.tui.look import Look
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("state", STATES)
-def test_picture(engine: FakeEngine, snap_compare: Snapshot, state: str, size: str) -> None:
-    assert picture(engine, snap_compare, "leaderboard", state=state, size=SIZES[size])
+def test_screen(engine: FakeEngine, text_compare: Snapshot, state: str, size: str) -> None:
+    assert picture(engine, text_compare, "leaderboard", state=state, size=SIZES[size])
 
 
-def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot) -> None:
-    assert picture(engine, snap_compare, "leaderboard", size=SMALL)
+def test_screen_of_a_small_terminal(engine: FakeEngine, text_compare: Snapshot) -> None:
+    assert picture(engine, text_compare, "leaderboard", size=SMALL)
+
+
+def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    assert picture(engine, snap_compare, "leaderboard", size=SIZES["120x36"])
 
 
 async def test_another_span_of_time_is_asked_for(engine: FakeEngine) -> None:

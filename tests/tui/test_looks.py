@@ -10,7 +10,7 @@ from textual.color import Color
 
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
-from tests.tui.pages import SMALL, Snapshot, picture, prepared, settle
+from tests.tui.pages import Snapshot, picture, prepared, settle
 from volunteer.settings.display import Display
 from volunteer.tui import themes
 from volunteer.tui.look import Look, look_of
@@ -100,17 +100,18 @@ def test_every_role_can_be_read_in_sixteen_colours(theme: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["device", "settings", "log"])
-@pytest.mark.parametrize("size", [SMALL, (80, 24), (120, 36), (200, 60)])
-def test_picture_on_a_light_terminal(
-    engine: FakeEngine, snap_compare: Snapshot, page: str, size: tuple[int, int]
-) -> None:
-    look = Look(theme="volunteer-light")
-    assert picture(engine, snap_compare, page, size=size, look=look)
+def test_picture_on_a_light_terminal(engine: FakeEngine, snap_compare: Snapshot, page: str) -> None:
+    assert picture(engine, snap_compare, page, look=Look(theme="volunteer-light"))
+
+
+@pytest.mark.parametrize("page", ["device", "settings", "log"])
+def test_screen_of_a_big_terminal(engine: FakeEngine, text_compare: Snapshot, page: str) -> None:
+    assert picture(engine, text_compare, page, size=(200, 60))
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_picture_in_seven_bits(engine: FakeEngine, snap_compare: Snapshot, page: str) -> None:
-    assert picture(engine, snap_compare, page, look=Look(ascii=True))
+def test_screen_in_seven_bits(engine: FakeEngine, text_compare: Snapshot, page: str) -> None:
+    assert picture(engine, text_compare, page, look=Look(ascii=True))
 
 
 @pytest.mark.parametrize("terminal", ["linux", "xterm-256color"])

@@ -28,36 +28,39 @@ from volunteer.tui.screens.help import HelpText
 
 @pytest.mark.parametrize("size", [*SIZES, "60x16"])
 @pytest.mark.parametrize("step", STEPS)
-def test_picture(engine: FakeEngine, snap_compare: Snapshot, step: str, size: str) -> None:
+def test_screen(engine: FakeEngine, text_compare: Snapshot, step: str, size: str) -> None:
     terminal = {**SIZES, "60x16": SMALL}[size]
-    assert drawn(prepared(engine), snap_compare, step, size=terminal)
+    assert drawn(prepared(engine), text_compare, step, size=terminal)
 
 
-@pytest.mark.parametrize("look", ["ascii", "volunteer-high-contrast", "no colour"])
-def test_picture_of_a_look(
+def test_screen_in_seven_bits(engine: FakeEngine, text_compare: Snapshot) -> None:
+    assert drawn(prepared(engine), text_compare, "found", look=replace(PAGE, ascii=True))
+
+
+@pytest.mark.parametrize("look", ["volunteer-dark", "volunteer-high-contrast", "no colour"])
+def test_picture(
     engine: FakeEngine, snap_compare: Snapshot, monkeypatch: pytest.MonkeyPatch, look: str
 ) -> None:
     if look == "no colour":
         monkeypatch.setenv("NO_COLOR", "1")
-    theme = look if look.startswith("volunteer") else PAGE.theme
-    seen = replace(PAGE, ascii=look == "ascii", theme=theme)
-    assert drawn(prepared(engine), snap_compare, "found", look=seen)
+    theme = PAGE.theme if look == "no colour" else look
+    assert drawn(prepared(engine), snap_compare, "found", look=replace(PAGE, theme=theme))
 
 
 @pytest.mark.parametrize("size", ["80x24", "60x16"])
 @pytest.mark.parametrize("trouble", ["refused", "clock"])
-def test_picture_of_trouble(
-    engine: FakeEngine, snap_compare: Snapshot, trouble: str, size: str
+def test_screen_of_trouble(
+    engine: FakeEngine, text_compare: Snapshot, trouble: str, size: str
 ) -> None:
     prepared(engine)
     if trouble == "clock":
         engine.answers[commands.Probe] = replace(SERVER, now=scenes.NOW + 86_400)
     link = LINK if trouble == "clock" else "http://train.example.org"
     terminal = {**SIZES, "60x16": SMALL}[size]
-    assert drawn(engine, snap_compare, "join", size=terminal, then=link)
+    assert drawn(engine, text_compare, "join", size=terminal, then=link)
 
 
-def test_picture_where_nothing_runs(engine: FakeEngine, snap_compare: Snapshot) -> None:
+def test_screen_where_nothing_runs(engine: FakeEngine, text_compare: Snapshot) -> None:
     prepared(engine)
     engine.answers[commands.Probe] = replace(SERVER, runs=())
     quiet = tuple(e for e in MET if not isinstance(e, events.RunsListed))
@@ -66,7 +69,7 @@ def test_picture_where_nothing_runs(engine: FakeEngine, snap_compare: Snapshot) 
         assert isinstance(pilot.app, VolunteerApp)
         await walk(pilot.app, pilot, engine, "run", quiet)
 
-    assert snap_compare(open_app(engine, PAGE), terminal_size=SIZES["80x24"], run_before=before)
+    assert text_compare(open_app(engine, PAGE), terminal_size=SIZES["80x24"], run_before=before)
 
 
 async def test_a_link_that_a_mail_wrapped_is_pasted_whole(engine: FakeEngine) -> None:

@@ -221,23 +221,27 @@ def test_a_key_is_written_as_it_stands_on_the_keyboard(key: str, says: str) -> N
     assert shown(key) == says
 
 
-def picture(snap_compare: Snapshot, size: tuple[int, int], *, ascii: bool = False) -> bool:
+def drawn(compare: Snapshot, size: tuple[int, int], *, ascii: bool = False) -> bool:
     app = PlayApp(Friend(size=15, win=5), "five-in-a-row", look=Look(ascii=ascii))
 
     async def play(pilot: Pilot[int]) -> None:
         await settle(pilot)
         await press(pilot, "enter", "up", "right", "enter", "left", "enter", "down")
 
-    return snap_compare(app, terminal_size=size, run_before=play)
+    return compare(app, terminal_size=size, run_before=play)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36), SMALL], ids=str)
-def test_picture(snap_compare: Snapshot, size: tuple[int, int]) -> None:
-    assert picture(snap_compare, size)
+def test_screen(text_compare: Snapshot, size: tuple[int, int]) -> None:
+    assert drawn(text_compare, size)
 
 
-def test_picture_in_seven_bits(snap_compare: Snapshot) -> None:
-    assert picture(snap_compare, (80, 24), ascii=True)
+def test_screen_in_seven_bits(text_compare: Snapshot) -> None:
+    assert drawn(text_compare, (80, 24), ascii=True)
+
+
+def test_picture(snap_compare: Snapshot) -> None:
+    assert drawn(snap_compare, (120, 36))
 
 
 async def test_what_is_fetched_is_said_on_the_board_and_the_keys_are_told() -> None:

@@ -37,20 +37,22 @@ CPU_ONLY = (scenes.CPU,)
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("state", STATES)
-def test_picture(engine: FakeEngine, snap_compare: Snapshot, state: str, size: str) -> None:
-    assert picture(engine, snap_compare, "runs", state=state, size=SIZES[size])
+def test_screen(engine: FakeEngine, text_compare: Snapshot, state: str, size: str) -> None:
+    assert picture(engine, text_compare, "runs", state=state, size=SIZES[size])
 
 
-def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot) -> None:
-    assert picture(engine, snap_compare, "runs", size=SMALL)
+def test_screen_of_a_small_terminal(engine: FakeEngine, text_compare: Snapshot) -> None:
+    assert picture(engine, text_compare, "runs", size=SMALL)
+
+
+def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    assert picture(engine, snap_compare, "runs", size=SIZES["120x36"])
 
 
 @pytest.mark.parametrize("size", ["80x24", "120x36", "60x16"])
-def test_picture_of_the_link_to_share(
-    engine: FakeEngine, snap_compare: Snapshot, size: str
-) -> None:
+def test_screen_of_the_link_to_share(engine: FakeEngine, text_compare: Snapshot, size: str) -> None:
     terminal = {**SIZES, "60x16": SMALL}[size]
-    assert picture(engine, snap_compare, "runs", "s", size=terminal)
+    assert picture(engine, text_compare, "runs", "s", size=terminal)
 
 
 async def test_a_link_stands_alone_on_its_rows(engine: FakeEngine) -> None:

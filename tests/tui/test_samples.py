@@ -68,8 +68,8 @@ async def look(app: VolunteerApp, pilot: Pilot[Any], *keys: str) -> str:
     return screen_text(app)
 
 
-@pytest.mark.parametrize("size", EVERY_SIZE)
-def test_picture(engine: FakeEngine, snap_compare: Snapshot, size: str) -> None:
+def drawn(engine: FakeEngine, compare: Snapshot, size: str) -> bool:
+    """Return True if two versions beside each other look as in their snapshot."""
     telling(engine, TEXTS)
 
     async def before(pilot: Pilot[Any]) -> None:
@@ -79,7 +79,16 @@ def test_picture(engine: FakeEngine, snap_compare: Snapshot, size: str) -> None:
         await settle(pilot.app, pilot)
         await look(pilot.app, pilot, "m", "left_square_bracket")
 
-    assert snap_compare(open_app(engine), terminal_size=EVERY_SIZE[size], run_before=before)
+    return compare(open_app(engine), terminal_size=EVERY_SIZE[size], run_before=before)
+
+
+@pytest.mark.parametrize("size", EVERY_SIZE)
+def test_screen(engine: FakeEngine, text_compare: Snapshot, size: str) -> None:
+    assert drawn(engine, text_compare, size)
+
+
+def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    assert drawn(engine, snap_compare, "120x36")
 
 
 @pytest.mark.parametrize("page", ["dashboard", "runs"])

@@ -33,16 +33,20 @@ def changes(engine: FakeEngine) -> list[dict[str, object]]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("state", STATES)
-def test_picture(engine: FakeEngine, snap_compare: Snapshot, state: str, size: str) -> None:
-    assert picture(engine, snap_compare, "settings", state=state, size=SIZES[size])
+def test_screen(engine: FakeEngine, text_compare: Snapshot, state: str, size: str) -> None:
+    assert picture(engine, text_compare, "settings", state=state, size=SIZES[size])
 
 
-def test_picture_of_a_small_terminal(engine: FakeEngine, snap_compare: Snapshot) -> None:
-    assert picture(engine, snap_compare, "settings", size=SMALL)
+def test_screen_of_a_small_terminal(engine: FakeEngine, text_compare: Snapshot) -> None:
+    assert picture(engine, text_compare, "settings", size=SMALL)
 
 
-def test_picture_of_a_slip(engine: FakeEngine, snap_compare: Snapshot) -> None:
-    assert picture(engine, snap_compare, "settings", "enter", *"mon 5")
+def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:
+    assert picture(engine, snap_compare, "settings", size=SIZES["120x36"])
+
+
+def test_screen_of_a_slip(engine: FakeEngine, text_compare: Snapshot) -> None:
+    assert picture(engine, text_compare, "settings", "enter", *"mon 5")
 
 
 async def test_a_switch_is_flipped_and_a_choice_turned(engine: FakeEngine) -> None:
