@@ -32,14 +32,13 @@ from coordinator.database.tables.tasks import tasks
 from shared.decoding import decode
 from shared.protocol.base import TaskState
 from shared.units import DAY_S
-from shared.workloads.experience import RolloutSums
+from shared.workloads.experience import CHUNKS_MAX, RolloutSums
 
 KEPT_S = DAY_S  # a retired chunk stays for the learners that still read it
 OPEN: tuple[TaskState, ...] = ("todo", "doing")
 WAITING: tuple[TaskState, ...] = ("accepted",)  # for a merge
 LATELY = 64  # newest chunks, or reports, that a figure is measured from
 LOOKED_THROUGH = 16 * LATELY  # newest contributions that are searched for reports
-CHUNKS_MAX = 4096  # most chunks of one window: no lease can list more
 # The 0 is written into the statement, so that SQLite uses the partial index.
 _OF_NO_PASS = tasks.c.pass_no == literal_column("0")
 

@@ -105,7 +105,7 @@ class Replay(PlatformService):
     async def _seal(self, run_id: int, pacing: Pacing) -> bool:
         """Seal one chunk, if one is due."""
         rows = await self._db.read(lambda conn: experience.unsealed(conn, run_id, FILES_MAX))
-        rows = _due(rows, pacing.chunk, self._clock.now())
+        rows = _due(rows, pacing.replay.chunk, self._clock.now())
         if not rows:
             return False
         run = await self._db.read(lambda conn: runs.by_id(conn, run_id))
@@ -147,7 +147,7 @@ class Replay(PlatformService):
         _, live = self._runs.readiness(conn, run)
         totals = _merged(experience.totals(conn, run.id), quorum_of(spec.plan, live))
         batch = spec.file.task.batch_size
-        window = experience.window(conn, run.id, pacing.window, batch)
+        window = experience.window(conn, run.id, pacing.replay.window, batch)
         if window:
             experience.retire(conn, run.id, window[0].number, now)
         if pacing.fresh:
@@ -175,9 +175,9 @@ class Replay(PlatformService):
         sealed if the learners are `starved` of samples. Return True if the limit has risen.
         """
         per_episode = totals.samples / max(1, totals.sealed)
-        used = totals.learnt / (pacing.reuse * per_episode) if per_episode else 0.0
+        used = totals.learnt / (pacing.replay.reuse * per_episode) if per_episode else 0.0
         used = totals.sealed if starved else used
-        allowed = int(used) + pacing.queue
+        allowed = int(used) + pacing.replay.queue
         if allowed <= run.samples_total:
             return False
         runs.set_values(conn, run.id, samples_total=allowed)
@@ -189,9 +189,9 @@ class Replay(PlatformService):
         task = spec.file.task
         positions = task.steps * task.batch_size
         return (
-            totals.sealed >= pacing.window_min
-            and totals.learning < pacing.learners
-            and totals.planned + positions <= pacing.reuse * totals.samples
+            totals.sealed >= pacing.replay.window_min
+            and totals.learning < pacing.replay.learners
+            and totals.planned + positions <= pacing.replay.reuse * totals.samples
             and sum(chunk.samples for chunk in window) >= task.batch_size
         )
 
@@ -202,7 +202,7 @@ class Replay(PlatformService):
         left = pacing.warm_steps - totals.planned // spec.file.task.batch_size
         if left <= 0 and not totals.learning:  # what was learnt was lost, or no merge is due yet
             left = min(WARM_STEPS, pacing.warm_steps)
-        while totals.learning < pacing.learners and left > 0:
+        while totals.learning < pacing.replay.learners and left > 0:
             steps = min(WARM_STEPS, left)
             totals = self._add_learn(conn, spec, run, totals, [], steps)
             left, changed = left - steps, True

@@ -191,7 +191,9 @@ class Runs(PlatformService):
             "parameters": about.parameters,
             # A run that makes its own data may begin with games ahead of the learners, but not
             # before its warm start.
-            "samples_total": (0 if pacing.warm_steps else pacing.queue) if pacing else sum(counts),
+            "samples_total": (0 if pacing.warm_steps else pacing.replay.queue)
+            if pacing
+            else sum(counts),
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),
             "step_flops": step_flops,

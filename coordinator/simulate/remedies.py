@@ -113,7 +113,7 @@ def _longer_play(outcome: SimulationResult) -> Remedy | None:
 
 def _longer_queue(outcome: SimulationResult) -> Remedy | None:
     pacing = outcome.about.pacing
-    return _option(outcome, "queue", 2 * pacing.queue) if pacing else None
+    return _option(outcome, "queue", 2 * pacing.replay.queue) if pacing else None
 
 
 def _option(outcome: SimulationResult, name: str, value: int) -> Remedy:

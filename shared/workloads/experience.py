@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Protocol, runtime_checkable
 
 import msgspec
+from msgspec import Meta
 
+from shared.errors import InvalidRunFile
+from shared.settings import Table
 from shared.workloads.base import Config, Weights
 
 if TYPE_CHECKING:
@@ -28,18 +31,39 @@ class Actor(Protocol):
         """Switch to a newer version for episodes that start from now on."""
 
 
+CHUNKS_MAX = 4096  # most chunks of a window: no lease can list more
+
+
+class ReplayOptions(Table, frozen=True, kw_only=True):
+    """Keys of `[task.options]` that pace learners by the episodes of actors."""
+
+    PLACE = "[task.options]"
+
+    chunk: Annotated[int, Meta(ge=1, le=4096)] = 64  # episodes sealed into one immutable chunk
+    window: Annotated[int, Meta(ge=1, le=1 << 20)]  # newest episodes from which learners draw
+    window_min: Annotated[int, Meta(ge=1, le=1 << 20)] = 64  # episodes before the first learn task
+    # approximate number of times that a sample is learnt; paces learners by new episodes
+    reuse: Annotated[float, Meta(ge=0.01, le=1000)]
+    # accepted episodes not yet learnt from; above it no actor gets a task
+    queue: Annotated[int, Meta(ge=1, le=1 << 20)]
+    learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks that may run at once
+
+    def __post_init__(self) -> None:
+        if self.window > CHUNKS_MAX * self.chunk:
+            raise InvalidRunFile(
+                f"[task.options] window must not be above {CHUNKS_MAX} chunks of {self.chunk}"
+            )
+        if self.window_min > self.window:
+            raise InvalidRunFile("[task.options] window_min must not be above window")
+
+
 class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     """Pacing of actors, learners and matches; counts are episodes unless another unit is named."""
 
+    replay: ReplayOptions
     episodes: int  # episodes of one actor's task
     episode_flops: float  # estimated cost of making an episode
     evaluation_flops: float  # cost of one evaluation by the network
-    chunk: int  # episodes sealed into one file
-    window: int  # newest episodes from which learners draw
-    window_min: int  # episodes before the first learn task
-    reuse: float  # times that a sample is used for learning
-    queue: int  # episodes that may wait for a learner; above it no actor gets a task
-    learners: int  # learn tasks that may run at once
     fresh: int = 0  # learners draw from chunks sealed within this many versions; 0 = any
     unit: str = "game"  # word for an episode
     samples: int = 0  # samples of an episode; 0 = any number, and all episodes teach

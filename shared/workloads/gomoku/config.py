@@ -15,6 +15,7 @@ from msgspec import Meta
 from shared.errors import InvalidRunFile
 from shared.settings import Table
 from shared.tensors.spec import Schema, TensorSpec
+from shared.workloads.experience import ReplayOptions
 from shared.workloads.gomoku.records import Manner
 from shared.workloads.gomoku.rules import SIZE_MAX, BoardRules
 
@@ -77,10 +78,8 @@ class GomokuConfig(Table, frozen=True, kw_only=True):
         return super().to_dict() | {"blocks": self.depth, "channels": self.width}
 
 
-class GomokuOptions(Table, frozen=True, kw_only=True):
+class GomokuOptions(ReplayOptions, frozen=True, kw_only=True):
     """The workload's own keys of `[task.options]`."""
-
-    PLACE = "[task.options]"
 
     games: Annotated[int, Meta(ge=1, le=4096)] = 32  # games of one self-play task
     simulations: Annotated[int, Meta(ge=2, le=10_000)] = 100  # simulations of each move
@@ -92,14 +91,9 @@ class GomokuOptions(Table, frozen=True, kw_only=True):
     opening_plies: Annotated[int, Meta(ge=0, le=16)] = 2
     # share of Dirichlet noise in the priors of the root
     noise: Annotated[float, Meta(ge=0, le=1)] = 0.25
-    window: Annotated[int, Meta(ge=1, le=1 << 20)] = 4096  # newest games that learners draw from
-    window_min: Annotated[int, Meta(ge=1, le=1 << 20)] = 64  # games before the first learn task
-    chunk: Annotated[int, Meta(ge=1, le=4096)] = 64  # games sealed into one immutable chunk
-    # approximate number of times that a position is learnt; paces learners by new games
+    window: Annotated[int, Meta(ge=1, le=1 << 20)] = 4096
     reuse: Annotated[float, Meta(ge=0.01, le=1000)] = 4.0
-    # accepted games not yet learnt from; above it no self-play is handed out
     queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 2048
-    learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks at once
     # games of one evaluate task; each opening is played with both colours
     match_games: Annotated[int, Meta(ge=2, le=1024)] = 16
     match_simulations: Annotated[int, Meta(ge=2, le=10_000)] = 64
@@ -107,12 +101,6 @@ class GomokuOptions(Table, frozen=True, kw_only=True):
     match_every: Annotated[int, Meta(ge=0, le=1 << 20)] = 1
     # share of a match's positions that the coordinator searches again
     match_replay: Annotated[float, Meta(ge=0, le=1)] = 0.25
-
-    def __post_init__(self) -> None:
-        if self.window > 4096 * self.chunk:
-            raise InvalidRunFile("[task.options] window must not be above 4096 chunks")
-        if self.window_min > self.window:
-            raise InvalidRunFile("[task.options] window_min must not be above window")
 
     def manner(self) -> Manner:
         """Return the rules of self-play games."""

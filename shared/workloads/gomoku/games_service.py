@@ -30,12 +30,7 @@ class GomokuGames(Games):
         checked, how = GomokuConfig.from_dict(config), GomokuOptions.from_dict(options)
         one = forward_flops(checked)
         return Pacing(
-            chunk=how.chunk,
-            window=how.window,
-            window_min=how.window_min,
-            reuse=how.reuse,
-            queue=how.queue,
-            learners=how.learners,
+            replay=how,
             match_games=how.match_games,
             match_every=how.match_every,
             episodes=how.games,

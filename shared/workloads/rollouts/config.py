@@ -25,6 +25,7 @@ from shared.workloads.causal_lm import model_folder
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.model_folder import TOKENIZER
 from shared.workloads.data.chat_template import TEMPLATE
+from shared.workloads.experience import ReplayOptions
 from shared.workloads.generation.prompt_text import PromptText
 from shared.workloads.gpt import config as gpt
 from shared.workloads.gpt.config import GptConfig
@@ -280,7 +281,7 @@ class Problems:
         return problem
 
 
-class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
+class RolloutsOptions(ReplayOptions, frozen=True, kw_only=True):
     """The workload's own keys of `[task.options]`; counts are problems unless another unit is
     named.
     """
@@ -289,12 +290,9 @@ class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
     group: Annotated[int, Meta(ge=2, le=256)] = 8  # answers to each problem
     temperature: Annotated[float, Meta(gt=0, le=4)] = 1.0
     slots: Annotated[int, Meta(ge=1, le=1024)] = 64  # answers generated together on one device
-    chunk: Annotated[int, Meta(ge=1, le=4096)] = 64  # problems that are sealed together
-    window: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # newest problems from which learners draw
-    window_min: Annotated[int, Meta(ge=1, le=1 << 20)] = 64  # problems before the first learn task
-    reuse: Annotated[float, Meta(ge=0.01, le=1000)] = 2.0  # times that an answer is learnt from
-    queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # problems that may wait for a learner
-    learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks that may run at once
+    window: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
+    reuse: Annotated[float, Meta(ge=0.01, le=1000)] = 2.0
+    queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
     # learners draw answers that were sealed within so many versions
     lag: Annotated[int, Meta(ge=0, le=1000)] = 2
     warm_steps: Annotated[int, Meta(ge=0, le=1 << 20)] = (
@@ -313,11 +311,7 @@ class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
                 "[task.options] group = 1: an answer is compared with the others of its group, so"
                 " a group has at least 2"
             )
-        return read_table(raw, cls, "[task.options]")
-
-    def __post_init__(self) -> None:
-        if self.window_min > self.window:
-            raise InvalidRunFile("[task.options] window_min must not be above window")
+        return super().from_dict(raw)
 
 
 def answer_seed(task_seed: int, problem: int, sample: int) -> int:

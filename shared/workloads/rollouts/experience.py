@@ -41,12 +41,7 @@ class RolloutExperience(Experience):
         checked, how = RolloutsConfig.from_dict(config), RolloutsOptions.from_dict(options)
         _check_warm(checked, how)
         return Pacing(
-            chunk=how.chunk,
-            window=how.window,
-            window_min=how.window_min,
-            reuse=how.reuse,
-            queue=how.queue,
-            learners=how.learners,
+            replay=how,
             warm_steps=how.warm_steps,
             warm_lr=how.warm_lr,
             episodes=how.problems,

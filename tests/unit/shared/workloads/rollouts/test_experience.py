@@ -248,6 +248,8 @@ def test_a_warm_start_on_problems_that_cannot_be_drawn_is_refused_at_create() ->
         tiny.WORKLOAD.experience.plan(model, tiny.WORKLOAD.options({"warm_size": 2}))
     with pytest.raises(InvalidRunFile, match="window_min must not be above window"):
         tiny.WORKLOAD.options({"window": 32, "window_min": 64})
+    with pytest.raises(InvalidRunFile, match="window must not be above 4096 chunks of 2"):
+        tiny.WORKLOAD.options({"window": 8193, "chunk": 2})
 
 
 def test_a_warm_start_ends_slowly(tmp_path: Path) -> None:
