@@ -19,6 +19,7 @@ from shared.sentences import Sentence
 from shared.text import printable
 from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, agreed, at_terminal, hinted, remark
 from volunteer.cli.json_output import print_json, print_table
+from volunteer.cli.options import Json, Profile, Yes
 from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 SKIPPED_SHOWN = 20
 
-Profile = Annotated[str, Parameter(help="Profile on this host.")]
-Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 Run = Annotated[str, Parameter(help="A run that learns from its members' own data.")]
 
 app = App(name="data", help="Files of your own that a run may learn from; they stay here.")
@@ -48,7 +47,7 @@ def add(
     column: Annotated[
         str, Parameter(help='Column or key that holds the text of tables and records ("text").')
     ] = "",
-    yes: Annotated[bool, Parameter(name="--yes", help="Do not ask.", negative="")] = False,
+    yes: Yes = False,
     json: Json = False,
     profile: Profile = "",
 ) -> int:

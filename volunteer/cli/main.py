@@ -19,6 +19,7 @@ from volunteer.cli import exit_codes, manage, prompt_commands
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
 from volunteer.cli.export_command import export
 from volunteer.cli.json_output import print_json, print_table
+from volunteer.cli.options import Json, Profile
 from volunteer.cli.workload_commands import workload
 from volunteer.i18n.catalogue import _, shown
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Profile = Annotated[str, Parameter(help="Profile on this host; several can run at once.")]
-Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 Device = Annotated[str, Parameter(help='One device such as "cuda:0"; empty = all.')]
 
 

@@ -18,6 +18,7 @@ from shared.sentences import Sentence
 from volunteer.cli.data_commands import app as data
 from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, agreed, hinted, remark
 from volunteer.cli.json_output import print_json
+from volunteer.cli.options import Json, Profile, Yes
 from volunteer.cli.prompt_commands import ask_account, call_account
 from volunteer.cli.receipt_commands import app as receipts
 from volunteer.i18n.catalogue import N_, _, shown
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 MACHINE_UNIT = Path("/etc/systemd/system/volunteer.service")
 
-Profile = Annotated[str, Parameter(help="Profile on this host.")]
-Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 System = Annotated[
     bool,
     Parameter(help="For the whole machine, under its own user (systemd).", negative=""),
@@ -144,7 +143,6 @@ def update(*, json: Json = False, profile: Profile = "") -> int:
 
 
 Hide = Annotated[bool, Parameter(help="Take your nickname off the leaderboard first.", negative="")]
-Agreed = Annotated[bool, Parameter(name="--yes", help="Do not ask.", negative="")]
 
 
 def uninstall(
@@ -154,7 +152,7 @@ def uninstall(
         Parameter(name="--all", help="Remove the account and the settings too.", negative=""),
     ] = False,
     hide: Hide = False,
-    yes: Agreed = False,
+    yes: Yes = False,
     json: Json = False,
     profile: Profile = "",
 ) -> int:
@@ -189,7 +187,7 @@ def _print_remains(command: str) -> None:
 def leave(
     *,
     hide: Hide = False,
-    yes: Agreed = False,
+    yes: Yes = False,
     json: Json = False,
     profile: Profile = "",
 ) -> int:

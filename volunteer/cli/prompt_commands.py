@@ -20,6 +20,7 @@ from shared.units import DAY_S, MIB
 from volunteer.cli.drawings import draw, picture_of, put
 from volunteer.cli.exit_codes import at_terminal, hinted, remark
 from volunteer.cli.json_output import print_json, print_table
+from volunteer.cli.options import Json, Profile
 from volunteer.i18n.catalogue import N_, _, number
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 STRANGERS = N_("volunteers' machines may answer and read this; --private keeps it off them")
 
-Profile = Annotated[str, Parameter(help="Profile on this host.")]
-Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 Model = Annotated[
     str, Parameter(name="--run", help="A run, or one of its versions: RUN, RUN@best, RUN@40.")
 ]

@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 
 from volunteer.cli.exit_codes import EXIT_FAILURE, remark
 from volunteer.cli.json_output import print_json
+from volunteer.cli.options import Json, Profile
 from volunteer.i18n.catalogue import _, ngettext, number, shown
 
 if TYPE_CHECKING:
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from volunteer.storage.receipts import ReceiptBook
 
 app = App(name="receipts", help="Signed receipts of your payments.")
-
-Profile = Annotated[str, Parameter(help="Profile on this host.")]
-Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 
 
 @app.command

@@ -13,9 +13,8 @@ from shared.sentences import Sentence
 from shared.workloads.base import installed
 from shared.workloads.derived.new_package import package_texts
 from volunteer.cli.json_output import print_json
+from volunteer.cli.options import Json
 from volunteer.i18n.catalogue import _
-
-Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 
 workload = App(name="workload", help="Bring a model of your own.")
 
