@@ -103,7 +103,6 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     task: TaskRow
     run: str
     version: int
-    global_step: int
     finish_by: float
     part: int = 0  # number of the next wanted part
     tries: int = 0  # number of its tries that were refused as too late
@@ -204,11 +203,8 @@ _V = versions.c
 _HEAD = sa.select(runs.c.head).where(runs.c.id == tasks.c.run_id).correlate(tasks).scalar_subquery()
 # Columns are written out: after RETURNING a compiler drops the tables' names.
 _ITS_RUN: sa.ColumnElement[int] = sa.literal_column("tasks.run_id")
-_ITS_BASE: sa.ColumnElement[int] = sa.literal_column("tasks.base_version")
 _RUN = sa.select(runs.c.name).where(runs.c.id == _ITS_RUN).scalar_subquery()
-_STEP = sa.select(_V.global_step).where(_V.run_id == _ITS_RUN, _V.version == _ITS_BASE)
-_BASED = (_RUN.label("run"), _STEP.scalar_subquery().label("global_step"))
-_BEGUN = sa.select(tasks, *_BASED).where(among(tasks.c.id, "ids"))
+_BEGUN = sa.select(tasks, _RUN.label("run")).where(among(tasks.c.id, "ids"))
 _GRANTED = tasks.c.finish_limit - tasks.c.claimed_at  # twice the time that the claim granted
 _NOW: sa.ColumnElement[float] = sa.bindparam("now", type_=sa.Double())
 _TIME: dict[str, object] = {"finish_by": _NOW + _GRANTED / 2, "finish_limit": _NOW + _GRANTED}
@@ -218,7 +214,7 @@ def _bound(base: sa.ColumnElement[Any], **values: object) -> ReturningUpdate[Any
     """Return the statement that binds tasks to a version, if there is such a version."""
     there = sa.exists().where(_V.run_id == tasks.c.run_id, _V.version == base).correlate(tasks)
     bound = sa.update(tasks).where(among(tasks.c.id, "ids"), there)
-    return bound.values(base_version=base, **values).returning(*tasks.c, *_BASED)
+    return bound.values(base_version=base, **values).returning(*tasks.c, _RUN.label("run"))
 
 
 _REBASE = _bound(_HEAD)
@@ -249,13 +245,15 @@ def begin_all(
     of work, or the reason why there is none.
     """
     ready = [row.id for row in rows if row.kind != AUDIT and _is_ready(row)]
-    found = conn.execute(_BEGIN, {"now": now, "ids": ready}).mappings().all() if ready else []
-    made: dict[int, Begun | VolunteerError] = {each["id"]: _begun(each, now) for each in found}
+    bound = conn.execute(_BEGIN, {"now": now, "ids": ready}).mappings().all() if ready else []
+    starts: dict[int, Begun | VolunteerError] = {
+        columns["id"]: _begun(columns, now) for columns in bound
+    }
     for row in rows:
         if row.kind == AUDIT and _is_ready(row):  # an audit begins from the base of its task
             base = int(decode(row.options)["base_version"])
-            made[row.id] = _bind(conn, _BEGIN_AT, row, now, base)
-    return [made.get(row.id) or _unbound(row) for row in rows]
+            starts[row.id] = _bind(conn, _BEGIN_AT, row, now, base)
+    return [starts.get(row.id) or _unbound(row) for row in rows]
 
 
 def go_on(conn: sa.Connection, row: TaskRow, now: float, *, newest: bool) -> Begun | VolunteerError:
@@ -279,21 +277,20 @@ def _unbound(row: TaskRow, version: object = "yet") -> VolunteerError:
 def _bind(
     conn: sa.Connection, query: sa.Executable, row: TaskRow, now: float, base: int | None = None
 ) -> Begun | VolunteerError:
-    given = {"ids": [row.id], "now": now, "base": base}
-    found = conn.execute(query, given).mappings().first()
-    if found is None or found["global_step"] is None:
+    values = {"ids": [row.id], "now": now, "base": base}
+    columns = conn.execute(query, values).mappings().first()
+    if columns is None or columns["base_version"] is None:
         return _unbound(row, "yet" if base is None else base)
-    return _begun(found, now)
+    return _begun(columns, now)
 
 
-def _begun(found: sa.RowMapping, now: float) -> Begun:
-    row = row_of({name: found[name] for name in TaskRow.__struct_fields__})
+def _begun(columns: sa.RowMapping, now: float) -> Begun:
+    row = row_of({name: columns[name] for name in TaskRow.__struct_fields__})
     assert row.base_version is not None
     return Begun(
         task=row,
-        run=found["run"],
+        run=columns["run"],
         version=row.base_version,
-        global_step=int(found["global_step"]),
         finish_by=row.finish_by if row.finish_by is not None else now,
     )
 

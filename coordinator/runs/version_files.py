@@ -122,7 +122,6 @@ def sign(
         weights=BlobRef(sha256=content.published_sha256, size=content.size, pieces=content.pieces),
         schema_sha256=about.schema_sha256,
         dataset=dataset.name if dataset else "",
-        dataset_sha256=dataset.manifest_sha256 if dataset else "",
         tokenizer_sha256=tokenizer.sha256 if tokenizer else "",
         created_at=now,
         expires_at=now + MANIFEST_LIFE_S,

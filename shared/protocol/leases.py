@@ -103,7 +103,6 @@ class BeginReply(Message):
     """Confirmation that work begins or continues; the base version is bound now."""
 
     version: Count
-    global_step: Number
     finish_by: float
     manifest: SignedManifest | None = None  # None if the worker has the manifest
     part: Count = 0  # next wanted part of this lease

@@ -64,7 +64,6 @@ class VersionManifest(Message):
     master_sha256: str
     schema_sha256: str
     dataset: str
-    dataset_sha256: str
     tokenizer_sha256: str
     global_step: int
     tokens: int

@@ -571,9 +571,7 @@ async def test_work_begins_from_the_head_with_its_whole_time(rows: Rows) -> None
     await rows.write(lambda c: add_version(c, rows.run, 1, global_step=30))
     begun, again = await rows.write(lambda c: begin(c, task.id, rows.a.worker_id, 3, 1050.0))
     bound = {"base_version": 1, "begun_at": 1050.0, "finish_by": 1250.0, "finish_limit": 1450.0}
-    assert begun == tasks.Begun(
-        task=changed(task, **bound), run="run", version=1, global_step=30, finish_by=1250.0
-    )
+    assert begun == tasks.Begun(task=changed(task, **bound), run="run", version=1, finish_by=1250.0)
     assert not again
     assert await rows.row(task.id) == begun.task
     assert await rows.row(other.id) == other
@@ -583,7 +581,7 @@ async def test_work_begins_from_the_head_with_its_whole_time(rows: Rows) -> None
     newer, _ = await rows.write(
         lambda c: begin(c, task.id, rows.a.worker_id, 3, 1070.0, newest=True)
     )
-    assert (newer.version, newer.global_step, newer.finish_by) == (2, 60, 1250.0)
+    assert (newer.version, newer.finish_by) == (2, 1250.0)
     assert newer.task == changed(begun.task, base_version=2)
 
 

@@ -102,7 +102,6 @@ class Versions:
             master_sha256=content.master_sha256,
             schema_sha256=digest(canonical(self.schema)),
             dataset="",
-            dataset_sha256="",
             tokenizer_sha256="",
             global_step=0,
             tokens=0,

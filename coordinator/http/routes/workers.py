@@ -165,7 +165,6 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
     start = await _while_wanted(beginning, call.receive, coordinator.stopping)
     return BeginReply(
         version=start.version,
-        global_step=start.global_step,
         finish_by=start.finish_by,
         part=start.part,
         tries=start.tries,

@@ -110,9 +110,7 @@ async def test_a_task_that_has_not_begun_takes_no_result(tmp_path: Path) -> None
         lease = await ann.claim()
         data = await ann.update("tiny", 1)
         await ann.upload(lease, data)
-        submission = ann.submission(
-            lease, BeginReply(version=0, global_step=0, finish_by=0.0), data
-        )
+        submission = ann.submission(lease, BeginReply(version=0, finish_by=0.0), data)
         error = refused(await ann.post(f"/tasks/{lease.task}/submit", submission), 409)
         assert "has not begun" in error.message
         assert (await ann.submit(lease, await ann.begin(lease), data)).state == "accepted"

@@ -57,7 +57,7 @@ class Place:
         values: dict[str, Any] = {
             "run": "r", "version": version, "workload": "gpt", "workload_version": 1, "config": {},
             "weights": BlobRef(sha256="cd" * 32, size=1), "master_sha256": "", "schema_sha256": "",
-            "dataset": "sums", "dataset_sha256": "", "tokenizer_sha256": "", "global_step": 0,
+            "dataset": "sums", "tokenizer_sha256": "", "global_step": 0,
             "tokens": 0, "created_at": self.now, "expires_at": self.now + 100.0,
         }  # fmt: skip
         payload = canonical(VersionManifest(**values | other))
