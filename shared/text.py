@@ -20,6 +20,7 @@ TEXT_CHARS_MAX = 2000
 SHOWN_CHARS_MAX = 60
 MICRO = 1_000_000  # micro-credits in a credit
 BARS = "▁▂▃▄▅▆▇█"
+SPARKS_MAX = 60  # signs of a curve of one line
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ZERO_WIDTH = ("Mn", "Me", "Cf", "Cc")
@@ -107,9 +108,9 @@ def csv_cell(value: object) -> object:
     return "'" + value
 
 
-def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """Return a curve of one text line: the newest `width` values, scaled between their extremes."""
-    tail = list(values)[-width:]
+def sparkline(values: Sequence[float]) -> str:
+    """Return a curve of one text line: the newest values, scaled between their extremes."""
+    tail = list(values)[-SPARKS_MAX:]
     if not tail:
         return ""
     low, high = min(tail), max(tail)

@@ -75,6 +75,7 @@ _MERGE_ORDER = (_C.task_id, _C.part, _C.tries)
 _BY_IDS = sa.select(contributions).where(among(_C.id, "ids")).order_by(*_MERGE_ORDER)
 _IS_UPDATE = one_of(_C.kind, UPDATES)
 _TO_MERGE = sa.and_(its(_C.run_id), _C.state == "accepted", _IS_UPDATE)
+LEFT_OVER_MAX = 1000  # contributions of a batch
 _LEFT_OVER = (
     sa.select(contributions).where(_TO_MERGE).order_by(*_MERGE_ORDER).limit(sa.bindparam("most"))
 )
@@ -154,9 +155,9 @@ def mergeable(conn: sa.Connection, run_id: int, limit: int = 1000) -> list[Contr
     return [_row(row) for row in rows]
 
 
-def left_over(conn: sa.Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
+def left_over(conn: sa.Connection, run_id: int) -> list[ContributionRow]:
     """Return accepted updates in merge order, including updates that wait for their recompute."""
-    rows = conn.execute(_LEFT_OVER, {"its_run_id": run_id, "most": limit}).mappings()
+    rows = conn.execute(_LEFT_OVER, {"its_run_id": run_id, "most": LEFT_OVER_MAX}).mappings()
     return [_row(row) for row in rows]
 
 

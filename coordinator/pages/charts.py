@@ -55,12 +55,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def thinned(points: Sequence[Point], most: int = POINTS_MAX) -> list[Point]:
-    """Return at most `most` points, evenly spread, including the first and the last."""
-    if len(points) <= most:
+def thinned(points: Sequence[Point]) -> list[Point]:
+    """Return at most `POINTS_MAX` points, evenly spread, including the first and the last."""
+    if len(points) <= POINTS_MAX:
         return list(points)
     last = len(points) - 1
-    return [points[n * last // (most - 1)] for n in range(most)]
+    return [points[n * last // (POINTS_MAX - 1)] for n in range(POINTS_MAX)]
 
 
 def line(points: Sequence[Point], most: float = math.inf) -> Line | None:

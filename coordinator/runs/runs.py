@@ -444,9 +444,7 @@ class Runs(PlatformService):
         self._wake(row.id)
         return await self.queries.describe(row)
 
-    async def rollback(
-        self, name: str, to: int, why: str = "", actor: str = "organiser"
-    ) -> RunInfo:
+    async def rollback(self, name: str, to: int, why: str = "") -> RunInfo:
         """Make version head + 1 with the content of version `to`; cancel leases on reverted
         versions.
         """
@@ -483,7 +481,7 @@ class Runs(PlatformService):
             if not moved:
                 raise Conflict(f'"{name}" got another version meanwhile: look at it, then retry')
             tasks.recall(conn, run.id, above=to)
-            record.append(conn, actor, "run.rollback", name, detail, now)
+            record.append(conn, "organiser", "run.rollback", name, detail, now)
             return runs.by_id(conn, run.id)
 
         row = await self._db.write(revert)

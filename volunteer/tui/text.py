@@ -165,9 +165,9 @@ def left(text: str, cells: int, ellipsis: str = "…") -> str:
     return cut + " " * max(0, cells - cell_len(cut))
 
 
-def right(text: str, cells: int, ellipsis: str = "…") -> str:
+def right(text: str, cells: int) -> str:
     """Return text in exactly `cells`, aligned right."""
-    cut = fit(text, cells, ellipsis)
+    cut = fit(text, cells)
     return " " * max(0, cells - cell_len(cut)) + cut
 
 

@@ -28,7 +28,7 @@ def for_others(link: str, words: str) -> str:
 
 
 class CopyText(ModalScreen[None]):
-    """Screen with a text and, for a link, its QR code; escape closes it."""
+    """Screen with a link and its QR code; escape closes it."""
 
     CSS = """
     CopyText { background: $background; }
@@ -47,12 +47,12 @@ class CopyText(ModalScreen[None]):
         Binding("c", "copy", "copy", show=False),
     ]
 
-    def __init__(self, title: str, sentence: str, text: str, *, code: bool = True) -> None:
+    def __init__(self, title: str, sentence: str, text: str) -> None:
         super().__init__()
         self._title = title
         self._what = sentence
         self._text = text
-        self._code = qr_rows(text) if code else ()
+        self._code = qr_rows(text)
 
     def compose(self) -> ComposeResult:
         yield Static(self._title, id="title", markup=False)
@@ -66,9 +66,6 @@ class CopyText(ModalScreen[None]):
         width, height = event.size
         rows = 2 + sum(len(text) // max(1, width) + 1 for text in (self._what, self._text))
         tall = len(self._code) + rows
-        if not self._code:
-            self.query_one("#code").display = False
-            return
         wide = len(self._code[0]) + 2 <= width and not self.app.has_class("-ascii")
         self.query_one("#code").display = wide and tall <= height
         self.set_class(tall + TITLE_ROWS > height, "-tight")

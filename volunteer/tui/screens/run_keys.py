@@ -147,8 +147,8 @@ async def in_browser(page: str) -> bool:
         return False
 
 
-def has_browser(environ: Mapping[str, str], platform: str = sys.platform) -> bool:
+def has_browser(environ: Mapping[str, str]) -> bool:
     """Return True if the person at this terminal can see a browser window."""
     if any(environ.get(name) for name in ("SSH_CONNECTION", "SSH_TTY")):
         return False
-    return platform in ("darwin", "win32") or any(environ.get(name) for name in GRAPHICAL)
+    return sys.platform in ("darwin", "win32") or any(environ.get(name) for name in GRAPHICAL)
