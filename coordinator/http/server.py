@@ -23,7 +23,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import structlog
 import uvicorn
 
 from coordinator import certificates
@@ -57,8 +56,6 @@ ENDED = ("completed", "failed")
 HERE = "anybody on this machine"
 OPEN = "open to strangers: on probation until their work passed checks"
 UNGUARDED = "merges by the mean, unsafe with strangers: create it anew with a robust aggregate"
-
-log = structlog.get_logger("server")
 
 
 JOIN = "  join    volunteer join "  # begins the line with the join link

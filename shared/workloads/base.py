@@ -23,7 +23,7 @@ from importlib.metadata import (
 )
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from shared.workloads.experience import Experience
 
 ENTRY_POINTS = "volunteer.workloads"
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 TaskKind = Literal["train", "selfplay", "learn", "evaluate"]
 UpdateKind = Literal["delta", "gradient", "experience", "evaluation"]

@@ -43,11 +43,6 @@ class QueuedResult(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.task}-{request.attempt}-{request.part}-{request.tries}"
 
 
-def task_of(name: str) -> int:
-    """Return the task of the result with this name."""
-    return int(name.partition("-")[0])
-
-
 class Outbox:
     """Directory of queued results. Its calls block on the disk."""
 
