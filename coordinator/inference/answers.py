@@ -39,6 +39,7 @@ from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
 from shared.workloads.data.chat_template import TEMPLATE
 from shared.workloads.data.tool_calls import ToolCallForm
 from shared.workloads.declaration import Output, refusal
+from shared.workloads.generation import batch
 from shared.workloads.generation.sampling import Shaping
 
 if TYPE_CHECKING:
@@ -340,21 +341,24 @@ def _generations(
     for place, prompt in enumerate(prepared):
         text = wish.prompts[place]
         for number in range(place * wish.count, (place + 1) * wish.count):
-            generation = Generation(
+            sequence = batch.Sequence(
+                id=f"{request_id}-{number}",
+                prompt=prompt.tokens,
+                max_tokens=most[place],
+                seed=wish.seed + number,
                 temperature=wish.temperature,
                 top_p=wish.top_p,
                 shaping=wish.shaping,
                 grammar=prompt.grammar,
+                stop=(*wish.stop, *model.serve.stop, *prompt.stop),
                 ends=prompt.ends,
                 logprobs=wish.logprobs,
-                vocabulary=prompt.vocabulary,
-                id=f"{request_id}-{number}",
+            )
+            generation = Generation(
                 model=model.version,
-                prompt=prompt.tokens,
+                sequence=sequence,
                 text=text if isinstance(text, str) else "",
-                max_tokens=most[place],
-                seed=wish.seed + number,
-                stop=(*wish.stop, *model.serve.stop, *prompt.stop),
+                vocabulary=prompt.vocabulary,
                 volunteers=_volunteers(model, wish),
                 asker=model.asker.volunteer_id,
             )

@@ -35,7 +35,7 @@ from shared.clock import Clock
 from shared.errors import BY_CODE, Internal, Unavailable
 from shared.workloads.base import ChunkRef
 from shared.workloads.data.chat_template import TEMPLATE
-from shared.workloads.generation.batch import Sequence as Wanted
+from shared.workloads.generation import batch
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -112,7 +112,7 @@ class BuiltinEngine:
 
     async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
         files = await self._files(request.model)
-        order = messages.Generate(model=files, sequence=_sequence(request))
+        order = messages.Generate(model=files, sequence=_renamed(request.sequence))
         async with self._ordered(order) as events:
             while True:
                 piece = (await _next(events, messages.GeneratedPiece)).piece
@@ -129,7 +129,7 @@ class BuiltinEngine:
         order = messages.Compare(
             id=_id(),
             model=await self._files(request.model),
-            sequence=_sequence(request),
+            sequence=_renamed(request.sequence),
             tokens=tuple(tokens),
             ended=ended,
         )
@@ -264,21 +264,9 @@ class BuiltinEngine:
 _Events = asyncio.Queue[messages.Event | None]
 
 
-def _sequence(request: Generation) -> Wanted:
-    return Wanted(
-        prompt=request.prompt,
-        max_tokens=request.max_tokens,
-        seed=request.seed,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        shaping=request.shaping,
-        grammar=request.grammar,
-        stop=request.stop,
-        ends=request.ends,
-        logprobs=request.logprobs,
-        place=request.place,
-        id=_id(),  # a new id, since two callers may name their requests alike
-    )
+def _renamed(sequence: batch.Sequence) -> batch.Sequence:
+    """Return a sequence with a new id, since two callers may name theirs alike."""
+    return msgspec.structs.replace(sequence, id=_id())
 
 
 def _id() -> str:

@@ -89,7 +89,7 @@ class AnswerDraws:
     def keep(self, request: Generation, part: AnswerPart) -> None:
         """Keep a machine's answer until its request is settled."""
         if part.tokens or part.finish == "stop":
-            request_id, who = request.id.rpartition("-")[0], part.volunteer_id
+            request_id, who = request.sequence.id.rpartition("-")[0], part.volunteer_id
             by_account = self._kept.setdefault(request_id, {})
             by_account.setdefault(who, AccountParts(request_id, [])).parts.append((request, part))
             while len(self._kept) > KEPT_MAX:

@@ -13,7 +13,7 @@ import msgspec
 from shared.errors import BadRequest
 from shared.workloads.data.chat_template import DialogueTurn
 from shared.workloads.data.tool_calls import ToolCallForm
-from shared.workloads.generation.sampling import Shaping
+from shared.workloads.generation import batch
 
 CHARACTERS_MAX = 64  # longest prompt: characters for each token that fits
 
@@ -76,23 +76,14 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate. The tokens depend only on these fields, never on the batch."""
+    """Sequence that a version generates. Its tokens depend only on model and sequence, never on the
+    batch.
+    """
 
-    id: str
     model: ModelVersion
-    prompt: tuple[int, ...]
+    sequence: batch.Sequence
     text: str = ""  # the prompt as it was given, for engines with their own tokens
-    max_tokens: int
-    seed: int
-    temperature: float = 1.0  # 0 = the likeliest token
-    top_p: float = 1.0
-    shaping: Shaping | None = None
-    stop: tuple[str, ...] = ()
-    ends: tuple[int, ...] = ()  # tokens that end the text, besides the model's own
-    grammar: str = ""  # the answer's text follows it; see `coordinator.inference.grammar`
-    logprobs: int | None = None  # alternatives for each token; None = no probabilities at all
     vocabulary: int = 0  # number of the model's tokens; 0 = unknown
-    place: int = 0  # number of tokens of the answer that `prompt` ends with
     volunteers: bool = False  # volunteers' machines may compute the answer, and so read it
     asker: str = ""  # account that asks: its own machines do not answer
 

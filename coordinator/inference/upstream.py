@@ -164,7 +164,7 @@ class UpstreamEngine:
         return PreparedPrompt(tokens=tokens, context=context)
 
     async def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:
-        bytes_max = LINE_BYTES_MAX + CHUNK_BYTES * request.max_tokens
+        bytes_max = LINE_BYTES_MAX + CHUNK_BYTES * request.sequence.max_tokens
         text = _TextStream(request)
         reply = self._reply("/completions", request.model, _body(request))
         async with reply as response, aclosing(_chunks(response, bytes_max)) as chunks:
@@ -263,8 +263,8 @@ class _TextStream:
     """Streamed text: counts its tokens, and ends it at its limits."""
 
     def __init__(self, request: Generation) -> None:
-        self._most = request.max_tokens
-        self._stops = StopStrings(request.stop)
+        self._most = request.sequence.max_tokens
+        self._stops = StopStrings(request.sequence.stop)
         self._told = 0  # tokens that the pieces reported
         self._chunks = 0
         self.written = ""
@@ -326,20 +326,21 @@ class _TextStream:
 
 
 def _body(request: Generation) -> dict[str, object]:
+    sequence = request.sequence
     body: dict[str, object] = {
         "prompt": request.text,
-        "max_tokens": request.max_tokens,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "seed": request.seed % SEEDS,
+        "max_tokens": sequence.max_tokens,
+        "temperature": sequence.temperature,
+        "top_p": sequence.top_p,
+        "seed": sequence.seed % SEEDS,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if request.stop:
-        body["stop"] = request.stop[:STOPS_MAX]
-    if request.logprobs is not None:
-        body["logprobs"] = request.logprobs
-    return body | _shaping(request.shaping)
+    if sequence.stop:
+        body["stop"] = sequence.stop[:STOPS_MAX]
+    if sequence.logprobs is not None:
+        body["logprobs"] = sequence.logprobs
+    return body | _shaping(sequence.shaping)
 
 
 def _shaping(shaping: Shaping | None) -> dict[str, object]:

@@ -90,7 +90,8 @@ class VolunteerEngine:
 
     async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
         # the protocol carries neither probabilities nor shaped logits nor grammars
-        is_plain = request.logprobs is None and request.shaping is None and not request.grammar
+        sequence = request.sequence
+        is_plain = sequence.logprobs is None and sequence.shaping is None and not sequence.grammar
         if not (request.volunteers and is_plain and self._answerers.waiting):
             async with aclosing(self._own.generate(request)) as pieces:
                 async for piece in pieces:
@@ -134,8 +135,8 @@ class VolunteerEngine:
                     return
 
     async def _begin(self, answer: _Answer, text: PromptText, tried: set[str]) -> AnswerPart | None:
-        rest = answer.rest()
-        model = rest.model
+        request = answer.rest()
+        model, rest = request.model, request.sequence
         task = AnswerTask(
             prompt=rest.prompt,
             max_tokens=rest.max_tokens,
@@ -174,7 +175,7 @@ class _Answer:
 
     def __init__(self, request: Generation, text: PromptText) -> None:
         self._request = request
-        self._stream = TextStream(text.decode, request.stop)
+        self._stream = TextStream(text.decode, request.sequence.stop)
         self._made: list[int] = []
 
     @property
@@ -183,14 +184,14 @@ class _Answer:
 
     def rest(self) -> Generation:
         """Return the order for the rest of the answer."""
-        request, tokens = self._request, tuple(self._made)
-        return msgspec.structs.replace(
-            request,
-            prompt=(*request.prompt, *tokens),
-            max_tokens=request.max_tokens - len(tokens),
-            place=request.place + len(tokens),
-            stop=request.stop,
+        sequence, tokens = self._request.sequence, tuple(self._made)
+        rest = msgspec.structs.replace(
+            sequence,
+            prompt=(*sequence.prompt, *tokens),
+            max_tokens=sequence.max_tokens - len(tokens),
+            place=sequence.place + len(tokens),
         )
+        return msgspec.structs.replace(self._request, sequence=rest)
 
     def add(self, token: int, by: str = "") -> AnswerPiece:
         self._made.append(token)

@@ -34,6 +34,7 @@ from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.inference.messages import ModelFiles
 from coordinator.runs.definition import Definition, of_file
 from coordinator.runs.version_files import write_weights
+from shared.workloads.generation import batch
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import Gpt, build
 from tests.benchmarks import answering_side, serving_side
@@ -71,7 +72,8 @@ class TimedEngine(FixedEngine):
     async def answer(self, seed: int, tokens: int) -> float:
         """Generate one text; return the time of its first token."""
         prompt = tuple(range(seed, seed + PROMPT))
-        request = Generation(id="bench", model=MODEL, prompt=prompt, max_tokens=tokens, seed=seed)
+        sequence = batch.Sequence(id="bench", prompt=prompt, max_tokens=tokens, seed=seed)
+        request = Generation(model=MODEL, sequence=sequence)
         first, made = 0.0, 0
         async for piece in self.generate(request):
             first = first or time.perf_counter()

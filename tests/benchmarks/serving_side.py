@@ -20,6 +20,7 @@ from coordinator.inference.messages import ModelFiles
 from coordinator.runs.definition import of_file
 from coordinator.runs.version_files import read_weights
 from shared.clock import SystemClock
+from shared.workloads.generation import batch
 from tests.benchmarks.wire import Connection
 from tests.support.local_coordinator import Worker, local_coordinator
 from tests.support.server_process import Process
@@ -188,9 +189,10 @@ async def measure(folder: Path, repeats: int, seconds: float) -> dict[str, Any]:
 async def _direct(engine: BuiltinEngine) -> float:
     async def one(prompt: str) -> None:
         told = await engine.prepare(MODEL, prompt)
-        wish = Generation(
-            id="x", model=MODEL, prompt=told.tokens, max_tokens=TOKENS, seed=0, temperature=0
+        sequence = batch.Sequence(
+            id="x", prompt=told.tokens, max_tokens=TOKENS, seed=0, temperature=0
         )
+        wish = Generation(model=MODEL, sequence=sequence)
         assert sum([len(piece.tokens) async for piece in engine.generate(wish)]) == TOKENS
 
     began = time.perf_counter()

@@ -23,6 +23,7 @@ from coordinator.rules.run_file import TierSettings
 from shared.errors import Unavailable
 from shared.protocol.inference import AnswerTask, AnswerTokens
 from shared.protocol.versions import SignedManifest
+from shared.workloads.generation import batch
 from tests.contract.test_metering import Bench
 from tests.support.account_rows import breaches, join
 
@@ -52,7 +53,7 @@ class Judge:
         self.now -= 1
         if not self.works:
             raise Unavailable("the inference process is gone")
-        self.order.append(request.id)
+        self.order.append(request.sequence.id)
         return len(tokens), self.wrong
 
 
@@ -74,7 +75,8 @@ class House:
         order = self.bench.order(TOKENS, prompt=0, free=free, house_share=0.2, tier=TIER)
         metered = await self.meter.begin(order)
         name = f"{metered.id}-0"
-        request = Generation(id=name, model=MODEL, prompt=(1,), max_tokens=TOKENS, seed=1)
+        sequence = batch.Sequence(id=name, prompt=(1,), max_tokens=TOKENS, seed=1)
+        request = Generation(model=MODEL, sequence=sequence)
         manifest = SignedManifest(payload="", signature="")
         task = AnswerTask(
             id=name, manifest=manifest, prompt=(1,), max_tokens=TOKENS, seed=1, place=0,

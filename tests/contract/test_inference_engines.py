@@ -29,6 +29,7 @@ from coordinator.runs.version_files import read_weights
 from shared.clock import SystemClock
 from shared.errors import BadRequest, NotFound, Unavailable
 from shared.workloads.base import Decoder
+from shared.workloads.generation import batch
 from shared.workloads.generation.batch import Batch, Sequence
 from shared.workloads.generation.sampling import Shaping
 from tests.support.answering import Answering, answering
@@ -123,9 +124,8 @@ async def begin(
     model = _model(version)
     prepared = await engine.prepare(model, prompt)
     asked = {"max_tokens": 12, "seed": 3, **more}
-    return engine.generate(
-        Generation(id="a", model=model, prompt=prepared.tokens, text=prompt, **asked)
-    )
+    sequence = batch.Sequence(id="a", prompt=prepared.tokens, **asked)
+    return engine.generate(Generation(model=model, sequence=sequence, text=prompt))
 
 
 def text(pieces: list[Any]) -> str:
@@ -265,7 +265,8 @@ async def test_a_token_of_no_word_does_not_hide_the_others_from_a_comparison(
 ) -> None:
     model = _model(0)
     prepared = await engines.builtin.prepare(model, PROMPT)
-    request = Generation(id="a", model=model, prompt=prepared.tokens, max_tokens=13, seed=3)
+    sequence = batch.Sequence(id="a", prompt=prepared.tokens, max_tokens=13, seed=3)
+    request = Generation(model=model, sequence=sequence)
     right = [made.chosen.token for made in engines.expected(temperature=1.0) if made.chosen]
     assert await engines.builtin.compare(request, right, ended=False) == (len(right), 0)
     found = await engines.builtin.compare(request, [*right, 10**6], ended=False)

@@ -22,6 +22,7 @@ from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.services import Coordinator
 from shared.clock import SystemClock
 from shared.errors import BadRequest
+from shared.workloads.generation import batch
 from tests.support.local_coordinator import LocalCoordinator
 
 MODEL = ModelVersion(run_id=1, run="tiny", version=0)
@@ -38,7 +39,8 @@ async def main(path):
         while await inside.evaluation.evaluate_next():
             done.append("evaluate")
         prompt = await engine.prepare(MODEL, "1 plus")
-        wanted = Generation(id="a", model=MODEL, prompt=prompt.tokens, max_tokens=3, seed=1)
+        sequence = batch.Sequence(id="a", prompt=prompt.tokens, max_tokens=3, seed=1)
+        wanted = Generation(model=MODEL, sequence=sequence)
         if [piece async for piece in engine.generate(wanted)][-1].finish:
             done.append("generate")
         try:

@@ -15,6 +15,7 @@ import pytest
 from coordinator.inference.inference_engine import AnswerPiece, Generation, ModelVersion
 from coordinator.inference.upstream import Upstream, UpstreamEngine
 from shared.errors import BadRequest, NotFound, Unavailable, VolunteerError
+from shared.workloads.generation import batch
 from tests.support.answering import Answering, answering
 from tests.support.counting_engine import expected
 from tests.support.local_coordinator import RUN
@@ -123,14 +124,14 @@ async def test_a_name_with_the_version_in_it_and_one_that_is_not_there(tmp_path:
         await both.front.sound()
 
 
+def generation(max_tokens: int, seed: int) -> Generation:
+    sequence = batch.Sequence(id="a", prompt=(1,), max_tokens=max_tokens, seed=seed)
+    return Generation(model=TINY, sequence=sequence, text="x")
+
+
 async def test_twenty_streams_at_once_through_another_coordinator(tmp_path: Path) -> None:
     async with chained(tmp_path) as both:
-        requests = [
-            Generation(
-                id=str(n), model=TINY, prompt=(1,), text="x", max_tokens=4, seed=n, temperature=1.0
-            )
-            for n in range(20)
-        ]
+        requests = [generation(max_tokens=4, seed=n) for n in range(20)]
         found = await asyncio.gather(*(_pieces(both.engine, each) for each in requests))
         assert [_text(pieces) for pieces in found] == [expected("x", n, 4) for n in range(20)]
 
@@ -223,7 +224,7 @@ def _text(pieces: list[AnswerPiece]) -> str:
 
 @pytest.fixture
 def asked() -> Generation:
-    return Generation(id="a", model=TINY, prompt=(1,), text="x", max_tokens=3, seed=-5)
+    return generation(max_tokens=3, seed=-5)
 
 
 WRONG: dict[str, tuple[Behaviour, type[VolunteerError]]] = {
