@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol,
 import msgspec
 from msgspec import Meta
 
-from shared.errors import BadRequest, InvalidFrame, NotFound
+from shared.errors import BadRequest, InvalidFrame, InvalidRunFile, NotFound
 from shared.nearest import hint
 from shared.sentences import Sentence
 from shared.settings import check_keys
@@ -280,15 +280,24 @@ def fitting(schema: Schema, weights: Weights) -> dict[str, torch.Tensor]:
     return tensors
 
 
-class DatasetWanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Request of an organiser to build a dataset from files."""
+class DatasetTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """Origin of a dataset, and its split: which share is held out of training, by which seed."""
 
-    name: str
-    sources: tuple[Path, ...]  # files and folders on the machine that builds
     licence: str = "unknown"
     source: str = ""
     heldout_share: float = 0.05
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heldout_share < 0.5:
+            raise InvalidRunFile(f"heldout_share {self.heldout_share} must lie between 0 and 0.5")
+
+
+class DatasetWanted(DatasetTerms, frozen=True, kw_only=True):
+    """Request of an organiser to build a dataset from files."""
+
+    name: str
+    sources: tuple[Path, ...]  # files and folders on the machine that builds
     tokenizer: bytes | None = None  # a tokenizer.json
     template: str = ""  # chat template of the tokenizer: a ChatTemplate as JSON; "" = none
     options: Mapping[str, str] = {}  # options of the workload

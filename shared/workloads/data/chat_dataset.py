@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shared.errors import InvalidRunFile
 from shared.text import printable
-from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.base import ChunkRef, DatasetManifest, DatasetTerms
 from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, Endless
 from shared.workloads.data.dialogue_forms import FIELDS, TRL, Dialogue, read_dialogue
 from shared.workloads.data.dialogue_windows import RUNS, runs_of, runs_text
@@ -80,15 +80,11 @@ class _Notes:
         return {"found": ", ".join(notes)}
 
 
-class DialogueSettings(msgspec.Struct, frozen=True, kw_only=True):
+class DialogueSettings(DatasetTerms, frozen=True, kw_only=True):
     """Settings of a dataset of dialogues: the bytes of a tokenizer.json, and its template."""
 
     tokenizer: bytes
     template: ChatTemplate
-    licence: str = "unknown"
-    source: str = ""
-    heldout_share: float = 0.05
-    seed: int = 0
 
 
 def build_chat(

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.base import ChunkRef, DatasetManifest, DatasetTerms
 from shared.workloads.data.image_files import Pixels
 from shared.workloads.data.image_sources import SourceImage, read_pictures
 from shared.workloads.data.pass_order import permutation
@@ -46,26 +46,21 @@ class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
     total: int
 
 
-class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ImageSettings(DatasetTerms, frozen=True, kw_only=True):
     """Settings of a dataset of images: the middle square of each, at one size."""
 
-    licence: str = "unknown"
-    source: str = ""
     size: int = 64  # pixels of both sides
     channels: int = 3  # 1 = grey
     # images are shuffled across all chunks, so small chunks cost a task nothing
     chunk_images: int = 64
-    heldout_share: float = 0.05
-    seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         low, high = _SIDES
         if not low <= self.size <= high:
             raise InvalidRunFile(f"size {self.size} must lie between {low} and {high} pixels")
         if self.channels not in (1, 3):
             raise InvalidRunFile(f"channels {self.channels} must be 1 (grey) or 3 (colour)")
-        if not 0 < self.heldout_share < 0.5:
-            raise InvalidRunFile(f"heldout_share {self.heldout_share} must lie between 0 and 0.5")
         if not 1 <= self.chunk_images <= 1 << 20:
             raise InvalidRunFile(f"chunk_images {self.chunk_images} must be at least 1")
 

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import ChunkRef, Data, DatasetManifest
+from shared.workloads.base import ChunkRef, Data, DatasetManifest, DatasetTerms
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -76,23 +75,18 @@ def stored_type(dtype: str) -> np.dtype[np.unsignedinteger]:
     return kind
 
 
-class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
+class TextSettings(DatasetTerms, frozen=True, kw_only=True):
     """Settings of a token dataset.
 
     Without a `tokenizer` (the bytes of a tokenizer.json), the build trains one.
     """
 
-    licence: str = "unknown"
-    source: str = ""
     vocab_size: int = 4096
     tokenizer: bytes | None = None
     chunk_tokens: int = 131_072
-    heldout_share: float = 0.05
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.heldout_share < 0.5:
-            raise InvalidRunFile(f"heldout_share {self.heldout_share} must lie between 0 and 0.5")
+        super().__post_init__()
         if not 16 <= self.chunk_tokens <= 1 << 23:
             raise InvalidRunFile(
                 f"chunk_tokens {self.chunk_tokens} must lie between 16 and {1 << 23}"

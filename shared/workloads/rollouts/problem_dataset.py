@@ -166,8 +166,6 @@ class PromptWriter:
 
 def build(request: DatasetWanted, put: Put) -> DatasetManifest:
     """Store the problems of files, shuffled, and return their manifest. Raises InvalidRunFile."""
-    if not 0 < request.heldout_share < 1:
-        raise InvalidRunFile(f"heldout_share {request.heldout_share} must lie between 0 and 1")
     writer, unread = PromptWriter(request), Counter[str]()
     by_prompt: dict[str, tuple[Problem, str]] = {}  # by prompt, with the place
     for path in request.sources:
