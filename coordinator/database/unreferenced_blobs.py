@@ -59,7 +59,7 @@ _TAKE = (
 
 
 def _announcement(table: sa.Table, incoming: Incoming) -> dict[str, sa.ColumnElement[Any]]:
-    """Return the changes of an announcement to a name that is here: none while a sweeper lives."""
+    """Return the changes to a name that was announced before: none while a sweeper lives."""
     died = _U.sweeper.is_not(None) & (_U.since < incoming.since - SWEEPER_S)
     later = (_U.sweeper.is_(None) | died) & (incoming.since > _U.since)
     return {

@@ -281,7 +281,7 @@ def fitting(schema: Schema, weights: Weights) -> dict[str, torch.Tensor]:
 
 
 class DatasetTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Origin of a dataset, and its split: which share is held out of training, by which seed."""
+    """Origin of a dataset, its share held out of training, and the seed of the split."""
 
     licence: str = "unknown"
     source: str = ""

@@ -68,7 +68,7 @@ def _upsert(dialect: str, table: Table, changes: Changes) -> Insert:
 
 
 def sums(table: Table, incoming: Incoming) -> dict[str, ColumnElement[Any]]:
-    """Return the changes of `upsert` that add the inserted numbers to those of the row."""
+    """Return the changes of `upsert` that add the inserted numbers to the row's."""
     numbers = [column for column in table.c if not column.primary_key]
     return {column.name: column + incoming[column.name] for column in numbers}
 
