@@ -42,7 +42,9 @@ class CountingProxy:
         except OSError:
             reply.close()
             return
-        await asyncio.gather(self._carry(client, request, True), self._carry(server, reply, False))
+        with contextlib.suppress(asyncio.CancelledError):  # of the last connections
+            ways = self._carry(client, request, True), self._carry(server, reply, False)
+            await asyncio.gather(*ways)
 
     async def _carry(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: bool
