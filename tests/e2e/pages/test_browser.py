@@ -143,6 +143,7 @@ async def test_an_opened_join_link_is_a_command_to_copy(tmp_path: Path) -> None:
 
 
 HEIGHT = "document.documentElement.scrollHeight"
+WINDOWS = "Mozilla/5.0 (Windows NT 10.0; Win64; x64) Chrome/140.0 Safari/537.36"
 PHONE = "Mozilla/5.0 (Linux; Android 15; Pixel 9) Chrome/140.0 Mobile Safari/537.36"
 
 
@@ -160,6 +161,13 @@ async def test_the_way_in_is_one_line_on_a_small_window(tmp_path: Path) -> None:
         assert "volunteer[cpu] @ " in line
         await page.get_by_text("NVIDIA GPU").first.click()
         assert await page.locator("[data-install]:visible").count() == 1
+
+
+async def test_the_way_in_is_short_for_windows_too(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home, browser() as chromium, served(home) as url:
+        page = await chromium.new_page(user_agent=WINDOWS, viewport={"width": 390, "height": 844})
+        await page.goto(f"{url}/join#key=abcd-efgh+code=XYZ")
+        assert await page.evaluate(HEIGHT) <= 1000
 
 
 async def test_a_phone_sends_the_link_to_a_computer(tmp_path: Path) -> None:
