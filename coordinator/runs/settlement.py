@@ -30,7 +30,7 @@ def set_aside(
     row: ContributionRow,
     why: str,
     now: float,
-    kind: FailureKind | None = "failure",
+    kind: FailureKind | None,
 ) -> None:
     """Set aside a contribution that makes merges fail: requeue its task and void its pending
     credit. With `kind` None no failure counts.
