@@ -22,6 +22,7 @@ from shared.sentences import Sentence
 from shared.text import printable
 from volunteer.cli.exit_codes import hinted, remark
 from volunteer.cli.json_output import print_json
+from volunteer.cli.options import Json, Profile
 from volunteer.i18n.catalogue import _, number
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ def export(
     format: Annotated[
         str, Parameter(help="safetensors, or a format of another library such as gguf.")
     ] = "safetensors",
-    json: Annotated[bool, Parameter(help="Print JSON.", negative="")] = False,
-    profile: Annotated[str, Parameter(help="Profile on this host.")] = "",
+    json: Json = False,
+    profile: Profile = "",
 ) -> int:
     """Take a model home that learnt from your data too; --tune makes a copy of your own."""
     from volunteer.account.home_version import VersionChoice
@@ -150,12 +151,12 @@ class _Export:
 
     async def _fetched(self, folder: Path, tell: Tell) -> HomeVersion:
         from volunteer.account.home_version import fetch
-        from volunteer.account.profile import Profile
+        from volunteer.account.profile import Profile as ProfileDirectory
         from volunteer.cli.start import ask_coordinator, identity_of
         from volunteer.storage.own_data import OwnData
 
         identity = identity_of(self._places)
-        own_data = OwnData(Profile(self._places.profile).home(identity).own_data)
+        own_data = OwnData(ProfileDirectory(self._places.profile).home(identity).own_data)
 
         async def fetched(api: Api) -> HomeVersion:
             return await fetch(api, self._choice, own_data, folder, tell, remark)
