@@ -132,7 +132,7 @@ async def test_a_watch_misses_nothing() -> None:
     watch = signals.watch("queue", "run:1")
     signals.notify("run:2")
     signals.notify("run:1")
-    assert await watch.wait(10)
+    assert await watch.wait(60)
     assert not await watch.wait(0)
 
 
@@ -141,11 +141,11 @@ async def test_a_watch_whose_topics_are_named_later_misses_nothing_either() -> N
     watch, other = signals.watch(), signals.watch()
     signals.notify("run:1")
     watch.topics, other.topics = ("run:1",), ("run:2",)
-    assert await watch.wait(10)
+    assert await watch.wait(60)
     assert not await other.wait(0)
     signals.deliver(None)
-    assert await watch.wait(10)
-    assert await other.wait(10)
+    assert await watch.wait(60)
+    assert await other.wait(60)
 
 
 async def test_a_watch_gives_up_when_time_is_up() -> None:
@@ -177,7 +177,7 @@ async def test_other_processes_are_heard_after_an_error_of_the_database(
 
     monkeypatch.setattr(postgres_engine, "_tell", fail)
     telling.notify("run:7")
-    assert await watch.wait(10)
+    assert await watch.wait(60)
     assert failed.is_set()
     await here.close()
     await there.close()
@@ -195,6 +195,6 @@ async def test_other_processes_are_heard(database_url: str) -> None:
     await here.write(putting("own commits wake nobody here"))
     await there.write(putting("x"))
     telling.notify("run:7")
-    assert await watch.wait(10)
+    assert await watch.wait(60)
     await here.close()
     await there.close()

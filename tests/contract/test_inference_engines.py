@@ -231,7 +231,7 @@ async def test_killed_processes_cost_what_they_worked_on_and_nothing_else(
             async for _ in stream:
                 pass
     wanted = text(engines.expected())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         said = await asyncio.gather(*(_in_the_end(each) for each in every))
     assert [text(each) for each in said] == [wanted] * len(every)
 

@@ -63,7 +63,7 @@ async def test_writers_do_not_wait_while_rows_are_sealed(database: Database) -> 
 async def test_a_log_without_new_rows_is_not_locked(database: Database, database_url: str) -> None:
     await database.write(lambda conn: earn(conn, pay(), pay(2)))
     server = create_async_engine(database_url)
-    async with server.connect() as other, asyncio.timeout(30):
+    async with server.connect() as other, asyncio.timeout(120):
         await other.execute(text("LOCK TABLE record IN ROW EXCLUSIVE MODE"))  # it writes rows
         assert await database.write(record_tree.extend) == 4
         await other.execute(text("LOCK TABLE events IN ROW EXCLUSIVE MODE"))
@@ -85,7 +85,7 @@ async def test_writers_do_not_wait_while_two_replicas_seal(
         sealing = asyncio.create_task(database.write(record_tree.extend))
         while not (await watch.execute(waits)).scalar_one():
             await asyncio.sleep(0.01)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await database.write(lambda conn: earn(conn, pay(2)))
         await other.rollback()
         assert await sealing >= 0

@@ -126,7 +126,7 @@ def twin(served: ServedCoordinator) -> Iterator[ServedCoordinator]:
     yield made
     for child in made.children:
         child.kill()
-        child.death.result(30)
+        child.death.result(120)
 
 
 @pytest.fixture
@@ -147,4 +147,4 @@ def served(
     yield made
     for child in made.children:
         child.kill()
-        child.death.result(30)
+        child.death.result(120)

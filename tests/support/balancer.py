@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 CONFIG = Path(__file__).parents[2] / "packaging" / "haproxy.cfg"
-START_S = 20.0
+START_S = 60.0
 
 
 def _free_port() -> int:

@@ -210,7 +210,7 @@ class Process:
         return [event for event in self.told if isinstance(event, kind)]
 
     async def until(
-        self, kind: type[E], fits: Callable[[E], bool] = lambda event: True, timeout_s: float = 30
+        self, kind: type[E], fits: Callable[[E], bool] = lambda event: True, timeout_s: float = 120
     ) -> E:
         """The first event of a kind that fits, told already or within the time."""
         async with asyncio.timeout(timeout_s):
@@ -225,7 +225,7 @@ class Process:
                 await self._more.wait()
 
     @asynccontextmanager
-    async def eventually(self, timeout_s: float = 30) -> AsyncIterator[None]:
+    async def eventually(self, timeout_s: float = 120) -> AsyncIterator[None]:
         """Fail if the block takes longer than the time."""
         async with asyncio.timeout(timeout_s):
             yield
@@ -253,7 +253,7 @@ class Process:
             while arrived() < wanted:
                 await asyncio.sleep(0.01)
 
-    async def ended(self, timeout_s: float = 30) -> int:
+    async def ended(self, timeout_s: float = 120) -> int:
         """The exit code."""
         async with asyncio.timeout(timeout_s):
             code = await asyncio.shield(self._running)

@@ -56,7 +56,7 @@ async def make(folder: Path) -> None:
 
 async def merged(home: LocalCoordinator) -> None:
     """Wait until the run has a version of its own."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while (await home.coordinator.runs.queries.listing())[0].version < 1:
             await asyncio.sleep(0.01)
 

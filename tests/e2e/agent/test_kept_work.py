@@ -47,7 +47,7 @@ async def machine(tmp_path: Path) -> AsyncIterator[LocalMachine]:
 
 async def ended(process: Process) -> events.TaskEnded | events.Judged:
     """Return how the first task ended: with a verdict, or without."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             for event in process.told:
                 if isinstance(event, events.TaskEnded | events.Judged):
@@ -144,7 +144,7 @@ async def test_no_part_is_sent_before_an_earlier_one_is_answered(tmp_path: Path)
     async with local_machine(tmp_path, PARTS) as machine, machine.working(max_tasks=1) as process:
         network = FirstPartRefuser(machine.home.transport)
         process.network.inner = network
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not any(part == 1 for _, part in network.parts):
                 await process.tick()
     assert network.errors == 0

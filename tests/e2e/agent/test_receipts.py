@@ -138,7 +138,7 @@ def head(server: Process) -> dict[str, Any]:
 
 def sealed(server: Process, size: int = ENTRIES) -> dict[str, Any]:
     """Wait until the record has so many entries."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while (found := head(server))["size"] < size:
         assert time.monotonic() < until, found
         time.sleep(0.05)

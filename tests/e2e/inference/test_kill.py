@@ -284,7 +284,7 @@ class House:
 
     def kill_volunteer(self) -> None:
         self.volunteer.kill()
-        self.volunteer.death.result(30)
+        self.volunteer.death.result(120)
 
     def kill_server(self) -> None:
         self.server.signal(signal.SIGKILL)

@@ -94,7 +94,7 @@ async def test_a_stop_string_and_a_leaving_client_end_the_stream_there_as_well(
                 break
         await stream.close()
         await both.front.sound()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while both.back.engine.open:
                 await asyncio.sleep(0.01)
         await both.back.sound()

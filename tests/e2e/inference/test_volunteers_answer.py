@@ -63,7 +63,7 @@ async def machine(path: Path, made: Answering, name: str) -> AsyncIterator[Proce
     await lent.join(name)
     waiting = made.coordinator.answerers.waiting
     async with lent.working(serve=True) as process:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while made.coordinator.answerers.waiting <= waiting:
                 await asyncio.sleep(0.02)
         yield process
@@ -106,7 +106,7 @@ async def answers_paid(made: Answering, name: str) -> list[Receipt]:
 async def checked(made: Answering) -> None:
     """Wait until every answer that was drawn has been compared."""
     await made.settled()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while made.coordinator.answers.meter.draws.waiting:
             await asyncio.sleep(0.02)
 
@@ -277,7 +277,7 @@ async def test_tokens_that_no_version_has_are_made_again_elsewhere(
         own = await ask(made)
         eve = await made.home.join("Eve")
         offering = asyncio.ensure_future(eve.post("/answers/offer", {"wait_s": 30}))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not made.coordinator.answerers.waiting:
                 await asyncio.sleep(0.02)
         asking = asyncio.ensure_future(ask(made))

@@ -329,13 +329,13 @@ async def test_the_live_page_comes_back_after_any_answer(tmp_path: Path) -> None
                 await expect(old).to_be_hidden()
                 for number, failure in enumerate(FAILURES, start=3):
                     gateway.fail(failure)
-                    async with asyncio.timeout(60):
+                    async with asyncio.timeout(120):
                         while not await old.is_visible():
                             await page.clock.fast_forward(5_000)
                     assert "does not answer" in str(await old.text_content())
                     await more(home, run, workers, 50 + number)
                     gateway.fail("")
-                    async with asyncio.timeout(60):
+                    async with asyncio.timeout(120):
                         while await version.text_content() != str(number):
                             await page.clock.fast_forward(5_000)
                     await expect(old).to_be_hidden()

@@ -149,7 +149,7 @@ async def answered(home: LocalCoordinator, bob: LocalMachine, workload: str) -> 
     """Let Bob do the audit, whatever else he is given before."""
     async with working(bob, workload):
         answer = select(recomputes.c.answer_id).where(recomputes.c.answer_id.is_not(None))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not await home.coordinator.db.read(lambda conn: conn.execute(answer).first()):
                 await asyncio.sleep(0.02)
         organiser(home)

@@ -119,7 +119,7 @@ async def until(home: LocalCoordinator, state: str) -> None:
     def read(conn: Connection) -> str | None:
         return conn.execute(audited(recomputes.c.state)).scalar()
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await home.coordinator.db.read(read) != state:
             await asyncio.sleep(0.02)
 
@@ -273,7 +273,7 @@ async def test_an_answer_counts_once_of_its_holder_and_of_the_right_size(
         await bob.upload(lease, right[:-4])
         short = await bob.post(path, bob.submission(lease, begun, right[:-4]))
         assert decode(short, Verdict).state == "rejected"
-        async with asyncio.timeout(30):  # somebody else's turn, or its own again
+        async with asyncio.timeout(120):  # somebody else's turn, or its own again
             lease = await taken(home, eve)
         begun = await eve.begin(lease)
         await eve.upload(lease, right)
@@ -413,9 +413,9 @@ async def test_audits_survive_a_kill_of_either_side(
         async with bob.working(max_tasks=1) as process:
             assert (await process.until(events.Claimed)).kind == events.AUDIT
         async with bob.working(max_tasks=1) as process:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 await died.wait()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while not await home.coordinator.intake.recheck():
                     await asyncio.sleep(0.02)
             assert await process.ended(120) == 0

@@ -48,7 +48,7 @@ def proceed(home: LocalCoordinator) -> None:
 
 async def read_until(process: Process, words: str) -> list[str]:
     """Return the lines of `volunteer status`, once one of them begins with these words."""
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(120):
         while True:
             lines = status_lines(process.control.status)
             if any(line.startswith(words) for line in lines):

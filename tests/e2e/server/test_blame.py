@@ -98,7 +98,7 @@ async def run_of(home: LocalCoordinator) -> RunRow:
 async def measured(home: LocalCoordinator) -> None:
     """Wait until the loss of the newest version is known."""
     run = await run_of(home)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await home.coordinator.db.read(lambda c: evaluations.newest_loss(c, run.id)) is None:
             await asyncio.sleep(0.02)
 
@@ -154,7 +154,7 @@ async def test_work_after_a_wrong_run_counts_whole_and_is_merged_at_once(tmp_pat
             await home.coordinator.runs.start("healthy")
             verdict, _ = await honest(ann, await ann.claim())
             assert (verdict.state, verdict.weight) == ("accepted", 1.0)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while (await home.coordinator.runs.queries.info("healthy")).version < 1:
                     await asyncio.sleep(0.02)
             assert (await account(home, ann)).standing == "vetted"

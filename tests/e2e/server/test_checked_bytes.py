@@ -261,7 +261,7 @@ async def test_a_replica_that_comes_second_drops_nothing(
     assert row is not None
 
     def finished_elsewhere() -> None:
-        asyncio.run_coroutine_threadsafe(fast.coordinator.uploads._info(row), loop).result(30)
+        asyncio.run_coroutine_threadsafe(fast.coordinator.uploads._info(row), loop).result(120)
 
     wayward.before(moment, finished_elsewhere)
     done = await slow.coordinator.uploads._info(row)

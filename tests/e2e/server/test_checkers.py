@@ -70,7 +70,7 @@ async def states(home: LocalCoordinator, wanted: dict[str, int]) -> None:
             found[state] = found.get(state, 0) + 1
         return found
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await home.coordinator.db.read(read) != wanted:
             await asyncio.sleep(0.02)
 

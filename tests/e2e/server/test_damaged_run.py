@@ -34,7 +34,7 @@ async def test_a_damaged_run_file_costs_no_other_run(tmp_path: Path, database_ur
                 verdict = await worker.hand_in(lease, await worker.begin(lease), seed)
                 assert verdict.state == "accepted"
             versions = coordinator.runs.queries.versions
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while len(made := await versions("other")) < 2 or made[1].loss is None:
                     await asyncio.sleep(0.02)
             listed = await workers[0].get("/runs")

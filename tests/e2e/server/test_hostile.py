@@ -114,9 +114,9 @@ class TestOnASocket:
                 honest.write(b"x" * 256)
                 await honest.drain()
                 await asyncio.sleep(0.125)
-            answer = await asyncio.wait_for(slow[0].read(12), 10)
+            answer = await asyncio.wait_for(slow[0].read(12), 60)
             assert answer == b"HTTP/1.1 400"
-            await asyncio.wait_for(closed, 20)
+            await asyncio.wait_for(closed, 60)
         async with httpx.AsyncClient(base_url=server.url) as client:
             assert (await client.get(f"{API}/server")).status_code == 200
 

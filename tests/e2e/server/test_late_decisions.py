@@ -88,7 +88,7 @@ async def test_a_suspension_that_a_decision_waits_for_counts(
         suspension = asyncio.create_task(other.write(slow_suspension))
         await held.wait()
         decision = asyncio.create_task(home.coordinator.intake.recheck())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not await home.coordinator.db.read(
                 lambda conn: conn.execute(sa.text(WAITING)).scalar_one()
             ):

@@ -76,7 +76,7 @@ async def results(home: LocalCoordinator, count: int) -> list[tuple[str, str]]:
         found = conn.execute(query.where(recomputes.c.state == "done"))
         return [(row[0], row[1]) for row in found]
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while len(found := await home.coordinator.db.read(done)) < count:
             await asyncio.sleep(0.02)
     return found
@@ -84,7 +84,7 @@ async def results(home: LocalCoordinator, count: int) -> list[tuple[str, str]]:
 
 async def postponed(home: LocalCoordinator) -> tuple[str, ...]:
     """Return why recomputes wait, once one does."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not (found := (await home.coordinator.volunteers.trust()).backlog.reasons):
             await asyncio.sleep(0.02)
     return tuple(why for why, _ in found)
@@ -92,7 +92,7 @@ async def postponed(home: LocalCoordinator) -> tuple[str, ...]:
 
 async def settled(home: LocalCoordinator) -> None:
     """Wait until every recompute that was ordered has a result."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while await home.coordinator.db.read(waiting):
             await asyncio.sleep(0.02)
 

@@ -28,7 +28,7 @@ def test_what_is_no_terminal_gets_dots_and_an_end_of_line() -> None:
     out = Terminal(terminal=False)
     with ProgressLine(out, every_s=0.001):
         for _ in range(3):
-            assert out.signs.acquire(timeout=30)
+            assert out.signs.acquire(timeout=120)
     assert out.getvalue().startswith("...")
     assert out.getvalue().endswith(".\n")
 
@@ -38,7 +38,7 @@ def test_a_terminal_counts_seconds_shows_the_share_and_is_left_clean() -> None:
     with ProgressLine(out, every_s=0.001) as waiting:
         waiting.tell(2, 5)
         while "0 s, 40 %" not in out.getvalue():
-            assert out.signs.acquire(timeout=30)
+            assert out.signs.acquire(timeout=120)
         waiting.say("Storing.")
     assert "Storing.\n" in out.getvalue()
     assert "s, 40" not in out.getvalue().rpartition("\r")[2]

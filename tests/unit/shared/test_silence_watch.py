@@ -37,7 +37,7 @@ class Screen(io.StringIO):
         return "".join(cells).rstrip(" ")
 
     def await_sign(self) -> None:
-        assert self.signs.acquire(timeout=30)
+        assert self.signs.acquire(timeout=120)
 
 
 @pytest.fixture

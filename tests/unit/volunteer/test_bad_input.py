@@ -87,7 +87,7 @@ async def retry_in_vain(clock: VirtualClock) -> None:
     async with answering(None, clock) as connect:
         client = start.announcing(connect)(Address(url="http://127.0.0.1:1", tls_pin=""), "")
         question = asyncio.ensure_future(Api(client).call(endpoints.SERVER, patience_s=60.0))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while clock.next_at is None:  # it failed, and waits for its next try
                 await asyncio.sleep(0)
         await clock.advance(60.0)

@@ -76,7 +76,7 @@ async def server(tmp_path: Path) -> AsyncIterator[tuple[Server, int]]:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not holds():
             await asyncio.sleep(0)
 

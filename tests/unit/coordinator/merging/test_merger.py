@@ -258,7 +258,7 @@ async def test_the_merger_makes_what_is_due_until_it_is_stopped(home: LocalCoord
     stop = asyncio.Event()
     job = asyncio.ensure_future(home.coordinator.merger.run(stop))
     for head in (1, 2):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while await values(home, runs.c.head) != [head]:
                 assert not job.done()
                 await home.clock.advance(POLL_S)
@@ -266,7 +266,7 @@ async def test_the_merger_makes_what_is_due_until_it_is_stopped(home: LocalCoord
             for number, name in enumerate(("Cleo", "Dan")):
                 await (await home.join(name)).work(10 + number)
     stop.set()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not job.done():
             await home.clock.advance(IDLE_S)
     await job

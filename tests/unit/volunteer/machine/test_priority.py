@@ -25,7 +25,7 @@ def test_a_training_thread_gives_way_and_the_thread_that_draws_does_not() -> Non
     before = nice()
     trainer = Trainer("cpu", threads=1, low=True)
     trainer.start()
-    assert trainer.call(nice).result(10) == max(priority.LOW, before)
+    assert trainer.call(nice).result(120) == max(priority.LOW, before)
     assert nice() == before
 
 

@@ -142,7 +142,7 @@ async def test_the_running_volunteer_is_ended(tmp_path: Path) -> None:
     places = directories({"VOLUNTEER_HOME": str(tmp_path)})
     profile = Profile(places.profile)
     running = asyncio.ensure_future(Engine(places, world=World(clock=SystemClock())).run())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not profile.endpoint.exists():
             await asyncio.sleep(0.01)
         said = await hand_back(profile, connect_nobody, SystemClock())
