@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -64,7 +65,9 @@ class Ward:
         """Return the JSON of a command that succeeds."""
         code, out, errors = await self.types(*words, "--json")
         assert code == 0, errors
-        return json.loads(out.splitlines()[-1])  # after the log of the server
+        began = re.search(r"^\{", out, re.MULTILINE)  # the server's log is before and behind
+        assert began is not None, out
+        return json.JSONDecoder().raw_decode(out, began.start())[0]
 
 
 @pytest.fixture
