@@ -176,7 +176,7 @@ def test_from_the_link_to_the_first_credits(
 def test_a_crash_keeps_the_task_a_signal_gives_it_back_a_second_ends_at_once(
     server: Process, machine: Machine
 ) -> None:
-    join = {"VOLUNTEER_JOIN": server.link, "VOLUNTEER_QUIT_SECONDS": "0"}
+    join = {"VOLUNTEER_JOIN": server.link}
     with machine.working(VOLUNTEER_SNAPSHOT_SECONDS="0.2", **join) as work:
         work.until("Training")
         doing = work.until("Training")["task"]
@@ -190,9 +190,9 @@ def test_a_crash_keeps_the_task_a_signal_gives_it_back_a_second_ends_at_once(
         ended = [event for event in work.told if event["type"] == "TaskEnded"]
         assert (ended[0]["task"], ended[0]["how"]) == (doing, "released")
         assert "a second signal exits at once" in work.complaints()
-    with machine.working(VOLUNTEER_QUIT_SECONDS="600") as work:
+    with machine.working() as work:
         work.until("Training")
-        work.until("Training")  # it is known by now that it takes no ten minutes
+        work.until("Training")
         work.child.send_signal(signal.SIGINT)
         assert work.child.stderr is not None
         assert "SIGINT" in work.child.stderr.readline()  # it waits for the task
