@@ -146,7 +146,7 @@ def test_a_task_runs_to_its_end() -> None:
         assert (last.step, last.samples, last.loss, last.eta_s) == (5, 10, 1.0, 0.0)
         assert last.samples_per_s == pytest.approx(10.0)
         assert last.steps_per_s == pytest.approx(5.0)
-        assert trainer.resting.is_set()
+        assert trainer.resting.wait(WAIT_S)
 
 
 def test_progress_is_told_at_most_four_times_a_second() -> None:
@@ -324,7 +324,7 @@ def test_what_does_not_fit_at_all_fails() -> None:
         handle = trainer.submit(assignment(work))
         with pytest.raises(MemoryError, match="one sample alone"):
             outcome(handle)
-        assert trainer.resting.is_set()
+        assert trainer.resting.wait(WAIT_S)
 
 
 def test_other_errors_are_not_taken_for_want_of_memory() -> None:
