@@ -15,8 +15,6 @@ import psutil
 from shared.errors import TooLarge
 
 LOOK_S = 0.004
-# of glibc's mallopt(3), which takes no larger threshold of separate mappings than 32 MiB
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX, MAPPED_FROM = -1, -3, -8, 32 << 20
 _REFUSED = re.compile(r"allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
@@ -63,23 +61,8 @@ def device_lost(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(phrase in text for phrase in phrases)
 
 
-def keep_freed_memory() -> None:
-    """Keep memory that a step on the processor frees for the next one, until `release_device`, as
-    torch does on a GPU: the C library would return it, and the system clear each page again.
-
-    Called before the training thread starts, since a thread stays with its first heap.
-    """
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError, OSError):  # musl has no mallopt
-            library = ctypes.CDLL(None)
-            library.mallopt(M_MMAP_THRESHOLD, MAPPED_FROM)
-            library.mallopt(M_TRIM_THRESHOLD, -1)
-            library.mallopt(M_ARENA_MAX, 1)
-
-
 def release_device() -> None:
-    """Return freed and cached memory to the system, on every device type in use."""
-    _trim()
+    """Return torch's cached memory to the system, on every device type in use."""
     torch = sys.modules.get("torch")
     if torch is None:
         return

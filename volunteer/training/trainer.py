@@ -26,7 +26,6 @@ from shared.workloads.base import Progress, Work
 from shared.workloads.training.micro_batch import Listening
 from volunteer.machine.device_memory import (
     OutOfMemory,
-    keep_freed_memory,
     out_of_memory,
     refused_bytes,
     release_device,
@@ -135,7 +134,6 @@ class Trainer:
         self._thread = threading.Thread(target=self._main, name=f"trainer {device}", daemon=True)
 
     def start(self) -> None:
-        keep_freed_memory()
         self._thread.start()
 
     def submit(self, assignment: TrainingJob[T]) -> Handle[T]:
