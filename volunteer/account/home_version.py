@@ -148,9 +148,10 @@ def write_papers(
         f"- licence: {printable(info.licence)}",
     ]
     if losses is not None:
+        before, after = losses
+        measured = f", on whose held-out part the loss was {before} and is {after}"
         lines += [
-            "- trained further on the data of one member, on whose held-out part the loss was"
-            f" {losses[0]} and is {losses[1]}",
+            f"- trained further on the data of one member{'' if None in losses else measured}",
             "- it may repeat parts of those data: whoever may not read them may not have it",
         ]
     code = ["", f"In this folder, with {needs}:", "", "```python", *model.code, "```", ""]
