@@ -63,6 +63,13 @@ class _Notes:
         self.forms, self.unread = Counter[str](), Counter[str]()
         self.unlearnt = self.thoughts = self.copies = 0
 
+    def take(self, more: _Notes) -> None:
+        """Add the counts of another file."""
+        self.forms += more.forms
+        self.unread += more.unread
+        self.unlearnt += more.unlearnt
+        self.thoughts += more.thoughts
+
     @property
     def meta(self) -> Meta:
         """Return the notes for the manifest: one sentence, without its full stop."""
@@ -156,23 +163,50 @@ def _read(
     notes: _Notes,
     skipped: Skipped,
 ) -> dict[bytes, _Dialogue]:
-    """Return dialogues by hash. Raises InvalidRunFile for a missing source or a bad template."""
+    """Return dialogues by hash; files that cannot be read, or mostly not, are added to `skipped`.
+    Raises InvalidRunFile for a missing source or a bad template.
+    """
     dialogues: dict[bytes, _Dialogue] = {}
-    entries = (
-        entry for path in files(sources, skipped) for entry in records(path, FIELDS, skipped)
-    )
-    for place, _, record in entries:
+    for path in files(sources, skipped):
+        bad, notes_of_file = Skipped(), _Notes()
+        try:
+            of_file = [*_of_file(path, tokenizer, template, notes_of_file, bad)]
+        except Endless as error:  # ends the build, since every line would take as long
+            raise InvalidRunFile(f"{error.message}; mend it, or take another's") from error
+        except InvalidRunFile as error:
+            skipped.add(error.message)
+            continue
+        good = notes_of_file.forms.total()
+        if bad.count > good > 0:
+            skipped.add(
+                f"{path}: {bad.count:,} of its {bad.count + good:,} records cannot be read;"
+                f" {bad.sentences[0].removeprefix(str(path)).lstrip()}"
+            )
+            continue
+        skipped.take(bad)
+        skipped.read += 1 if good else 0
+        notes.take(notes_of_file)
+        for dialogue in of_file:
+            notes.copies += dialogue.digest in dialogues
+            dialogues.setdefault(dialogue.digest, dialogue)
+    return dialogues
+
+
+def _of_file(
+    path: Path, tokenizer: object, template: ChatTemplate, notes: _Notes, bad: Skipped
+) -> Iterator[_Dialogue]:
+    """Yield the dialogues of a file; unusable records are added to `bad`. Raises InvalidRunFile for
+    an unreadable file, Endless for a template without an end.
+    """
+    for place, _, record in records(path, FIELDS, bad):
         try:
             read = _fitted(read_dialogue(record), template, notes)
-            for dialogue in _encoded(tokenizer, template, read):
-                notes.copies += dialogue.digest in dialogues
-                dialogues.setdefault(dialogue.digest, dialogue)
+            yield from _encoded(tokenizer, template, read)
             notes.forms[read.form] += 1
-        except Endless as error:  # ends the build, since every line would take as long
-            raise InvalidRunFile(f"{place}: {error.message}; mend it, or take another's") from error
+        except Endless as error:
+            raise Endless(f"{place}: {error.message}") from error
         except InvalidRunFile as error:
-            skipped.add(f"{place}: {error.message}")
-    return dialogues
+            bad.add(f"{place}: {error.message}")
 
 
 def _fitted(read: Dialogue, template: ChatTemplate, notes: _Notes) -> Dialogue:

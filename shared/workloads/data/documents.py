@@ -1,8 +1,8 @@
 """Sources of text: files, directories, JSON lines, and the source of Python's standard library.
 
-All files are read in pieces of bounded size. A source named by a person must be readable; an
-unreadable file in a directory, or one bad line of many, is skipped and recorded with its name and
-reason.
+All files are read in pieces of bounded size. An unreadable source, a file in a directory, or one
+bad line of many, is skipped and recorded with its name and reason; one source at least must be
+readable.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import msgspec
 from shared.errors import InvalidRunFile
 from shared.files.text_file import UTF8, UTF16
 from shared.nearest import nearest
-from shared.text import escaped
+from shared.text import counted, escaped
 from shared.workloads.data import table_rows
 from shared.workloads.data.record_files import (
     HEAD_BYTES,
+    REMEDIES,
     SUFFIXES,
     head_of,
     holds_records,
+    not_unicode,
     opened,
     records,
     suffix,
@@ -40,6 +42,9 @@ _SUFFIXES = """
 TEXT_SUFFIXES = frozenset(_SUFFIXES.split())  # suffixes for which a directory is searched
 TEXT = "text"  # column of records that holds the text, where no other is named
 _PIECE_CHARS = 4 << 20  # a larger file becomes several documents
+# Records, and characters of them, that are read before a file with mostly bad ones is refused.
+_JUDGED_RECORDS, _JUDGED_CHARS = 1000, 16 << 20
+_REASONS_SHOWN = 3
 
 _STDLIB_SKIPPED = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
@@ -57,20 +62,50 @@ class Document(msgspec.Struct, frozen=True):
 def read_documents(
     sources: Iterable[str | Path | Document], skipped: Skipped, column: str = TEXT
 ) -> Iterator[Document]:
-    """Yield every document of `sources`; records have it in a `column`. Raises InvalidRunFile for
-    an unreadable source.
+    """Yield every document of `sources`; records have it in a `column`. Raises InvalidRunFile for a
+    missing source, if none is readable, and for a column that no file has.
     """
+    reading = _Reading(skipped, column)
+    places: list[Path] = []
+    refusals: list[str] = []
+    documents = 0
     for source in sources:
         if isinstance(source, Document):
             yield source
             continue
-        path = Path(source)
-        if path.is_dir():
-            yield from _directory(path, skipped, column)
-        elif path.is_file():
-            yield from _file(path, str(path), skipped, column)
-        else:
+        places.append(path := Path(source))
+        if not (path.is_dir() or path.is_file()):
             raise no_source(path)
+        try:
+            for document in reading.of(path):
+                documents += 1
+                yield document
+        except InvalidRunFile as error:
+            refusals.append(error.message)
+    if places and not documents:
+        raise InvalidRunFile(_nothing_read(places, [*refusals, *skipped.sentences]))
+    if places and column != TEXT and not reading.had_columns:
+        raise InvalidRunFile(
+            f"plain text has no column {escaped(column, 40)}, and none of these files is a table or"
+            " has records: leave --column out"
+        )
+    for sentence in refusals:
+        skipped.add(sentence)
+
+
+def _nothing_read(places: list[Path], reasons: list[str]) -> str:
+    """Return the refusal of files and folders without any text."""
+    place = places[0]
+    if len(places) == 1 and place.is_file() and reasons:
+        return reasons[0]
+    first = [reason.removeprefix(f"{place}: ") for reason in reasons[:_REASONS_SHOWN]]
+    why = f" ({'; '.join(first)})" if first else ""
+    if len(places) == 1:
+        return (
+            f"{place}: there is no text to read in this folder{why}: name files of text, or another"
+            " folder"
+        )
+    return f"there is no text to read in these files and folders{why}: name others"
 
 
 def standard_library_files() -> Iterator[Path]:
@@ -86,7 +121,7 @@ def standard_library_documents() -> Iterator[Document]:
     skipped = Skipped()
     for path in standard_library_files():
         try:
-            yield from _text(path, path.relative_to(_stdlib()).as_posix())
+            yield from _text(path, path.relative_to(_stdlib()).as_posix(), skipped)
         except InvalidRunFile as error:
             skipped.add(error.message)
 
@@ -95,90 +130,131 @@ def _stdlib() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def _directory(root: Path, skipped: Skipped, column: str) -> Iterator[Document]:
-    tables = set(table_rows.tables_in(root, skipped))
-    suffixes: Counter[str] = Counter()
-    documents = 0
-    for path in walk(root, skipped=skipped):
-        if tables and (path.name == "README.md" or path.suffix == ".json"):
-            continue  # these files describe the tables
-        if path not in tables and suffix(path) not in TEXT_SUFFIXES | SUFFIXES:
-            if not table_rows.is_table(path):  # skips tables of other splits
-                suffixes[path.suffix] += 1
-            continue
-        try:
-            for document in _file(path, path.relative_to(root).as_posix(), skipped, column):
-                documents += 1
-                yield document
-        except InvalidRunFile as error:
-            skipped.add(error.message)
-    skipped.add_others(root, suffixes)
-    if not documents:
-        reason = f" ({skipped.sentences[-1].removeprefix(f'{root}: ')})" if skipped.count else ""
-        raise InvalidRunFile(
-            f"{root}: there is no text to read in this folder{reason}: name files of text, or"
-            " another folder"
-        )
+class _Reading:
+    """Reading of files and folders, whose unreadable parts are added to `skipped`."""
 
+    def __init__(self, skipped: Skipped, column: str) -> None:
+        self._skipped, self._column = skipped, column
+        self.had_columns = False  # a table or a file of records was read
 
-def _file(path: Path, name: str, skipped: Skipped, column: str) -> Iterator[Document]:
-    if table_rows.is_table(path) or holds_records(path, head_of(path, name), column):
-        return _texts(path, name, skipped, column)
-    return _text(path, name)
+    def of(self, path: Path) -> Iterator[Document]:
+        """Yield the documents of a folder or a file. Raises InvalidRunFile for an unreadable file
+        that is no part of a folder.
+        """
+        return self._folder(path) if path.is_dir() else self._file(path, str(path))
+
+    def _folder(self, root: Path) -> Iterator[Document]:
+        skipped = self._skipped
+        tables = set(table_rows.tables_in(root, skipped))
+        suffixes: Counter[str] = Counter()
+        for path in walk(root, skipped=skipped):
+            if tables and (path.name == "README.md" or path.suffix == ".json"):
+                continue  # these files describe the tables
+            if path not in tables and suffix(path) not in TEXT_SUFFIXES | SUFFIXES:
+                if not table_rows.is_table(path):  # skips tables of other splits
+                    suffixes[path.suffix] += 1
+                continue
+            try:
+                yield from self._file(path, path.relative_to(root).as_posix())
+            except InvalidRunFile as error:
+                skipped.add(error.message)
+        skipped.add_others(root, suffixes, REMEDIES)
+
+    def _file(self, path: Path, name: str) -> Iterator[Document]:
+        column = self._column
+        if not (table_rows.is_table(path) or holds_records(path, head_of(path, name), column)):
+            yield from _text(path, name, self._skipped)
+            return
+        yield from _texts(path, name, self._skipped, column)
+        self.had_columns = True
 
 
 def _texts(path: Path, name: str, skipped: Skipped, column: str) -> Iterator[Document]:
     """Yield the texts in a column of records; `skipped` gets bad ones. Raises InvalidRunFile if all
-    are.
+    are, or most of the first.
     """
-    bad, good, columns = Skipped(), False, dict[str, str]()
+    bad, columns = Skipped(), dict[str, str]()
+    first: list[Document] | None = []  # None once they were judged
+    chars = blank = 0
     for place, number, fields in records(path, {column}, bad, name):
-        if isinstance(text := fields.get(column), str):
-            good = True
-            yield Document(f"{name}:{number}", text)
-        else:
+        text = fields.get(column)
+        if not isinstance(text, str):
             columns = columns or {k: v for k, v in fields.items() if isinstance(v, str)}
             keys = ", ".join(f'"{escaped(key, 40)}"' for key in [*fields][:8]) or "none"
             kind = ": it is a number, a list or a table" if column in fields else ""
             bad.add(f'{place}: it has no text in "{column}"{kind}; its keys are {keys}')
-    if bad.count and not good:
-        likely = nearest(column, columns) or max(columns, key=lambda k: len(columns[k]), default="")
-        other = f"name one with --column {escaped(likely, 40)}, or " if likely else ""
-        raise InvalidRunFile(
-            f'{name}: none of its {bad.count} records has a "{column}" to learn from;'
-            f" {bad.sentences[0].removeprefix(name).lstrip()}; {other}name the file .txt to train"
-            " on it as it stands"
-        )
+        elif not text.strip():
+            blank += 1
+        elif first is None:
+            yield Document(f"{name}:{number}", text)
+        else:
+            first.append(Document(f"{name}:{number}", text))
+            chars += len(text)
+        if first and (number >= _JUDGED_RECORDS or chars > _JUDGED_CHARS):
+            _refuse_mostly_bad(name, bad, len(first) + blank)
+            yield from first
+            first = None
+    if first is not None:
+        if bad.count and not (first or blank):
+            raise InvalidRunFile(_no_column(name, column, bad, columns))
+        _refuse_mostly_bad(name, bad, len(first) + blank)
+        yield from first
+    if blank:
+        bad.add(f"{name}: {counted(blank, 'record')} of it without any text")
     skipped.take(bad)
+    skipped.read += 1
 
 
-def _text(path: Path, name: str) -> Iterator[Document]:
-    """Yield a UTF-8 file in documents of about four million characters, cut at line ends."""
+def _refuse_mostly_bad(name: str, bad: Skipped, good: int) -> None:
+    """Raise InvalidRunFile for a file of which most records are bad."""
+    if bad.count > good:
+        raise InvalidRunFile(
+            f"{name}: {bad.count:,} of its first {bad.count + good:,} records cannot be read;"
+            f" {bad.sentences[0].removeprefix(name).lstrip()}; mend them, or leave the file out"
+        )
+
+
+def _no_column(name: str, column: str, bad: Skipped, columns: dict[str, str]) -> str:
+    likely = nearest(column, columns) or max(columns, key=lambda k: len(columns[k]), default="")
+    other = f"name one with --column {escaped(likely, 40)}, or " if likely else ""
+    return (
+        f'{name}: none of its {bad.count} records has a "{column}" to learn from;'
+        f" {bad.sentences[0].removeprefix(name).lstrip()}; {other}name the file .txt to train"
+        " on it as it stands"
+    )
+
+
+def _text(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
+    """Yield a UTF-8 file in documents of about four million characters, cut at line ends; a blank
+    one is added to `skipped`.
+    """
+    piece, blank = 0, True
     try:
         with opened(path) as raw, io.TextIOWrapper(raw, encoding=_encoding(path)) as file:
-            piece = 0
             while text := file.read(_PIECE_CHARS):
                 if not piece and "\0" in text[:HEAD_BYTES]:
                     raise InvalidRunFile(_zeros(path, name))
                 text += file.readline(_PIECE_CHARS)
-                yield Document(f"{name}#{piece}" if piece else name, text)
+                if text.strip():
+                    blank = False
+                    yield Document(f"{name}#{piece}" if piece else name, text)
                 piece += 1
     except UnicodeError as error:
-        if not isinstance(error, UnicodeDecodeError) or "utf-16" in error.encoding:
-            raise InvalidRunFile(
-                f"{name}: it begins with the mark of UTF-16 but is not valid UTF-16:"
-                " save it as UTF-8"
-            ) from error
-        if b"\0" in error.object[:HEAD_BYTES]:
+        if (
+            isinstance(error, UnicodeDecodeError)
+            and "utf-16" not in error.encoding
+            and b"\0" in error.object[:HEAD_BYTES]
+        ):
             raise InvalidRunFile(_zeros(path, name)) from error
-        raise InvalidRunFile(
-            f"{name}: not UTF-8 text ({error.reason}, byte 0x{error.object[error.start]:02x});"
-            f" convert it first, e.g. iconv -f {_eight_bits(error.object)} -t utf-8"
-        ) from error
+        raise InvalidRunFile(not_unicode(name, error)) from error
     except EOFError as error:
         raise InvalidRunFile(f"{name}: it is compressed, and its end is missing") from error
     except OSError as error:
         raise InvalidRunFile(f"{name}: {error.strerror or error}") from error
+    if blank:
+        skipped.add(f"{name}: it is blank")
+    else:
+        skipped.read += 1
 
 
 def _encoding(path: Path) -> str:
@@ -199,10 +275,3 @@ def _zeros(path: Path, name: str) -> str:
     if not all(char.isprintable() or char.isspace() for char in text):
         return f"{name}: it is not text"
     return f"{name}: it is UTF-16 without its mark: iconv -f utf-16{order} -t utf-8"
-
-
-def _eight_bits(data: bytes) -> str:
-    """Return the likely encoding of a text that is not UTF-8: Windows uses 0x80 to 0x9f for signs
-    such as quotes and the euro, which Latin-1 has as control characters.
-    """
-    return "windows-1252" if any(0x80 <= byte <= 0x9F for byte in data) else "latin1"

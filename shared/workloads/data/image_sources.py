@@ -22,6 +22,11 @@ IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
 )  # suffixes for which folders are searched
 _FORMATS: tuple[Format, ...] = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+# What to do with files of other kinds, by suffix.
+_REMEDIES = {
+    **dict.fromkeys((".heic", ".heif", ".avif", ".svg", ".pdf"), "save them as JPEG or PNG"),
+    **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".gz"), "unpack them"),
+}
 _FILE_BYTES_MAX = 64 << 20
 _PIXELS_MAX = 1 << 26
 _SIDE_MIN = 2
@@ -57,7 +62,7 @@ def read_pictures(
                     yield from _file(file, inside.as_posix(), skipped, side)
                 else:
                     suffixes[file.suffix] += 1
-            skipped.add_others(path, suffixes)
+            skipped.add_others(path, suffixes, _REMEDIES)
         elif path.is_file():
             yield from _file(path, path.name, skipped, side)
         else:
@@ -121,6 +126,7 @@ def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[So
     if min(image.size) < _SIDE_MIN:
         skipped.add(f"{name}: {image.width} x {image.height} pixels are too few")
         return
+    skipped.read += 1
     yield SourceImage(name, _pixels(image, side), PurePosixPath(name).parent.name)
 
 

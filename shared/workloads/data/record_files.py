@@ -7,8 +7,10 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -30,13 +32,29 @@ _OTHER_KINDS = {  # other formats, recognised by their first bytes, whatever the
     b"BZh": "it is compressed: unpack it first (bunzip2)",
     b"\xfd7zXZ": "it is compressed: unpack it first (unxz)",
     b"\x28\xb5\x2f\xfd": "it is compressed: unpack it first (unzstd)",
-    b"PK\x03\x04": "it is an archive or an office document: unpack it, or save it as text",
-    b"%PDF": "it is a PDF: save it as text first",
-    b"\x89PNG": "it is a picture: pictures are named after --images",
-    b"\xff\xd8\xff": "it is a picture: pictures are named after --images",
+    b"PK\x03\x04": "it is an archive or an office document: unpack it, or save it as text (.txt)",
+    b"\xd0\xcf\x11\xe0": "it is an office document: save it as text (.txt)",
+    b"{\\rtf": "it is an office document: save it as text (.txt)",
+    b"%PDF": "it is a PDF: save it as text (.txt) first",
+    b"\x89PNG": "it is a picture, not text",
+    b"\xff\xd8\xff": "it is a picture, not text",
     b"\x7fELF": "it is a program: name files of text",
 }
 
+
+# What to do with files of other kinds, by suffix.
+REMEDIES = {
+    **dict.fromkeys(
+        (".pdf", ".doc", ".docx", ".odt", ".rtf", ".pages", ".ppt", ".pptx", ".odp", ".epub"),
+        "save them as text: .txt",
+    ),
+    **dict.fromkeys((".xls", ".xlsx", ".ods", ".numbers"), "save them as tables: .csv"),
+    **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".bz2", ".xz", ".zst"), "unpack them"),
+    **dict.fromkeys(
+        (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic"),
+        "pictures, not text",
+    ),
+}
 
 GZIP = b"\x1f\x8b"
 _DELIMITERS = ",;\t"  # Excel writes semicolons where the comma stands before decimals
@@ -57,7 +75,13 @@ def files(sources: Iterable[str | Path], skipped: Skipped) -> Iterator[Path]:
         if path.is_dir() and (tables := table_rows.tables_in(path, skipped)):
             yield from tables
         elif path.is_dir():
-            yield from (file for file in walk(path, skipped=skipped) if suffix(file) in SUFFIXES)
+            suffixes: Counter[str] = Counter()
+            for file in walk(path, skipped=skipped):
+                if suffix(file) in SUFFIXES:
+                    yield file
+                else:
+                    suffixes[file.suffix] += 1
+            skipped.add_others(path, suffixes, REMEDIES)
         elif path.is_file():
             yield path
         else:
@@ -81,7 +105,7 @@ def records(path: Path, columns: Set[str], skipped: Skipped, name: str = "") -> 
     head = head_of(path, name)
     if suffix(path) in _CELLS:
         with _readable(name):
-            yield from _cells(path, name)
+            yield from _cells(path, name, skipped)
         return
     if head.startswith(UTF16):
         raise InvalidRunFile(f"{name}: it is UTF-16: save it as UTF-8")
@@ -112,8 +136,25 @@ def holds_records(path: Path, head: bytes, column: str) -> bool:
         return suffix(path) in SUFFIXES
     start = head.lstrip(b" \t\r\n")
     if start.startswith(b"{"):
-        return any(_has(element, column) for element in enclosed(path)[:1])
+        return any(_has(element, column) for element in enclosed(path)[:1]) or _are_lines(path)
     return start.startswith((b'[{"', b"[\n", b"[ "))
+
+
+def _are_lines(path: Path) -> bool:
+    """Return True if a file begins with two lines of JSON objects, of which one may be bad."""
+    with opened(path) as file:
+        written = (unmarked(line) for line in _lines(file) if line.strip())
+        lines = [*islice(written, 2)]
+    objects = all(line.startswith(b"{") for line in lines)
+    return len(lines) == 2 and objects and any(map(_is_object, lines))
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        decoder(dict[str, msgspec.Raw]).decode(line)
+    except MALFORMED:
+        return False
+    return True
 
 
 def _has(element: msgspec.Raw, key: str) -> bool:
@@ -165,8 +206,12 @@ def suffix(path: Path) -> str:
     return inside.suffix.lower()
 
 
-def _cells(path: Path, name: str) -> Iterator[Record]:
+def _cells(path: Path, name: str, skipped: Skipped) -> Iterator[Record]:
+    """Yield the rows of a table of cells; rows with a quotation mark that is not closed are added
+    to `skipped`. Raises InvalidRunFile if such a mark takes the rest of the file.
+    """
     csv.field_size_limit(_LINE_BYTES_MAX)
+    row = _RowLines()
     try:
         with opened(path) as file:
             encoding = "utf-16" if file.peek(2)[:2] in UTF16 else UTF8  # type: ignore[attr-defined]
@@ -174,12 +219,77 @@ def _cells(path: Path, name: str) -> Iterator[Record]:
                 heading = text.readline()
                 delimiter = _delimiter(heading, _CELLS[suffix(path)])
                 names = next(csv.reader([heading], delimiter=delimiter), [])
-                rows = csv.DictReader(text, fieldnames=names, delimiter=delimiter)
-                for number, row in enumerate(rows, 1):
-                    fields = {str(k): v for k, v in row.items() if k is not None}
+                rows = csv.reader(row.noted(text), delimiter=delimiter)
+                for number, cells in enumerate(filter(None, rows), 1):
+                    line, fault = row.taken(delimiter)
+                    if fault == "end":
+                        raise InvalidRunFile(_unclosed(name, line))
+                    if fault:
+                        skipped.add(_unclosed(name, line))
+                        continue
+                    fields = dict(zip_longest(names, cells[: len(names)]))
                     yield Record(f"{name} row {number}", number, fields)
-    except (csv.Error, UnicodeError) as error:
+    except csv.Error as error:
+        if len(row.lines) > 1:
+            raise InvalidRunFile(_unclosed(name, row.first)) from error
         raise InvalidRunFile(f"{name} is not a table of texts: {error}") from error
+    except UnicodeError as error:
+        raise InvalidRunFile(not_unicode(name, error)) from error
+
+
+class _RowLines:
+    """Lines of the row that is read, to find a quotation mark that is not closed."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.first = 2  # number of the row's first line; the heading is line 1
+
+    def noted(self, text: Iterable[str]) -> Iterator[str]:
+        for line in text:
+            self.lines.append(line)
+            yield line
+
+    def taken(self, delimiter: str) -> tuple[int, str]:
+        """Return the first line of the finished row, and its fault: "end" for a quotation mark that
+        is not closed at the end of the file, "quote" for one that is closed in a later row.
+        """
+        lines, first = self.lines, self.first
+        blank = next((n for n, line in enumerate(lines) if line.strip("\r\n")), 0)
+        self.lines, self.first = [], first + len(lines)
+        fault = ""
+        if len(lines) - blank > 1:
+            try:
+                next(csv.reader(lines[blank:], delimiter=delimiter, strict=True), None)
+            except csv.Error as error:
+                fault = "end" if "end of data" in str(error) else "quote"
+        return first + blank, fault
+
+
+def _unclosed(name: str, line: int) -> str:
+    return (
+        f"{name} line {line}: a quotation mark is not closed before the next row: close it, or"
+        ' write "" for one inside a text'
+    )
+
+
+def not_unicode(name: str, error: UnicodeError) -> str:
+    """Return the sentence about a file in another encoding, with the likely one."""
+    if not isinstance(error, UnicodeDecodeError) or "utf-16" in error.encoding:
+        return (
+            f"{name}: it begins with the mark of UTF-16 but is not valid UTF-16: save it as UTF-8"
+        )
+    return (
+        f"{name}: not UTF-8 text ({error.reason}, byte 0x{error.object[error.start]:02x}): save it"
+        " as UTF-8 in the program that wrote it, or convert it, e.g. iconv -f"
+        f" {_eight_bits(error.object)} -t utf-8"
+    )
+
+
+def _eight_bits(data: bytes) -> str:
+    """Return the likely encoding of a text that is not UTF-8: Windows uses 0x80 to 0x9f for signs
+    such as quotes and the euro, which Latin-1 has as control characters.
+    """
+    return "windows-1252" if any(0x80 <= byte <= 0x9F for byte in data) else "latin1"
 
 
 def _delimiter(heading: str, usual: str) -> str:
@@ -225,7 +335,7 @@ def _decoded(data: bytes, place: str, number: int, skipped: Skipped) -> Iterator
     except MALFORMED as error:
         reason = str(error)
         if isinstance(error, UnicodeDecodeError):
-            reason = "this is not text in UTF-8"
+            reason = "this is not text in UTF-8: save the file as UTF-8"
         elif "truncated" in reason:
             reason = "its JSON goes on in the next line"
         elif data.lstrip()[:1] not in (b"{", b"["):

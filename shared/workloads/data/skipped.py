@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from shared.errors import InvalidRunFile
@@ -14,28 +14,38 @@ _KINDS_SHOWN = 8
 
 class Skipped:
     """Skipped parts of sources: sentences with name, reason and any line, for the first thousand
-    of `count`.
+    of `count`; and the number of files that were `read`.
     """
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
         self.count = 0
+        self.read = 0
 
     def add(self, sentence: str) -> None:
         self.count += 1
         if len(self.sentences) < _REMEMBERED:
             self.sentences.append(sentence)
 
-    def add_others(self, folder: Path, kinds: Counter[str]) -> None:
-        """Add one sentence about the unread files of a folder, counted by suffix."""
-        if kinds:
-            kinds_shown = ", ".join(
-                f"{kind or 'without a suffix'} {n}" for kind, n in kinds.most_common(_KINDS_SHOWN)
-            )
-            self.add(f"{folder}: files of other kinds were not read: {kinds_shown}")
+    def add_others(self, folder: Path, kinds: Counter[str], remedies: Mapping[str, str]) -> None:
+        """Add one sentence about the unread files of a folder, counted by suffix, with a remedy for
+        the suffixes that have one.
+        """
+        if not kinds:
+            return
+        groups: dict[str, list[str]] = {}
+        for kind, n in kinds.most_common(_KINDS_SHOWN):
+            remedy = remedies.get(kind.lower(), "")
+            groups.setdefault(remedy, []).append(f"{kind or 'without a suffix'} {n}")
+        kinds_shown = "; ".join(
+            f"{', '.join(names)} ({remedy})" if remedy else ", ".join(names)
+            for remedy, names in groups.items()
+        )
+        self.add(f"{folder}: files of other kinds were not read: {kinds_shown}")
 
     def take(self, more: Skipped) -> None:
         """Add the counts and sentences of another `Skipped`."""
+        self.read += more.read
         self.count += more.count - len(more.sentences)
         for sentence in more.sentences:
             self.add(sentence)

@@ -238,15 +238,15 @@ def test_other_ways_to_write_a_dialogue(tmp_path: Path) -> None:
 
 
 def test_a_line_that_cannot_be_used_is_named_with_its_file(tmp_path: Path) -> None:
-    good = [{"prompt": str(n), "completion": "yes"} for n in range(3)]
+    good = [{"prompt": str(n), "completion": "yes"} for n in range(5)]
     silent = {"messages": [{"role": "user", "content": "hello?"}]}
     wrong = {"messages": [{"role": "robot", "content": "hello?"}]}
     manifest, _, skipped = built(tmp_path, *good, silent, "{", wrong, {"text": "prose"})
     file = tmp_path / "talk.jsonl"
     assert manifest.meta["skipped"] == 4
-    assert skipped[0] == f"{file} line 4: it has no answer of the assistant to learn from"
-    assert skipped[1].startswith(f"{file} line 5: ")
-    assert "line 6" in skipped[2]
+    assert skipped[0] == f"{file} line 6: it has no answer of the assistant to learn from"
+    assert skipped[1].startswith(f"{file} line 7: ")
+    assert "line 8" in skipped[2]
     assert "robot" in skipped[2]
     assert 'its keys are "text", and what is looked for is "messages"' in skipped[3]
 

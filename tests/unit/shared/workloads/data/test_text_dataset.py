@@ -119,6 +119,7 @@ def test_files_directories_and_json_lines_with_bad_lines_named(tmp_path: Path) -
         "",
         '{"text": 5}',
         '{"text": "two"}',
+        '{"text": "three"}',
     ]
     (tmp_path / "c.jsonl").write_text("\n".join(lines))
     skipped = Skipped()
@@ -128,12 +129,13 @@ def test_files_directories_and_json_lines_with_bad_lines_named(tmp_path: Path) -
         "deep/b.py": "print('hello')\n",
         "c.jsonl:1": "one",
         "c.jsonl:6": "two",
+        "c.jsonl:7": "three",
     }
     assert skipped.count == 5
     told = " / ".join(skipped.sentences)
     for part in ("c.jsonl line 2", "c.jsonl line 3", "c.jsonl line 5", "latin.txt: not UTF-8"):
         assert part in told
-    assert "files of other kinds were not read: .png 1" in told
+    assert "files of other kinds were not read: .png 1 (pictures, not text)" in told
 
 
 @pytest.mark.parametrize(("name", "form"), [("d.json", "[%s]"), ("d.jsonl", "%s\n")])
@@ -211,7 +213,10 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     folder.mkdir()
     refuses(r"folder: there is no text to read in this folder: name files", folder)
     (folder / "scan.pdf").write_bytes(b"%PDF")
-    refuses(r"in this folder \(files of other kinds were not read: \.pdf 1\): name", folder)
+    refuses(
+        r"in this folder \(files of other kinds were not read: \.pdf 1 \(save .*\.txt\)\): name",
+        folder,
+    )
     refuses("vocab_size 100 must lie between 257", *stories(), vocab_size=100)
     refuses("heldout_share 0.9", plain, heldout_share=0.9)
     refuses("not a tokenizer.json", *stories(), tokenizer=b"{}")
@@ -274,12 +279,13 @@ def test_links_out_of_a_folder_are_named_and_not_read(tmp_path: Path) -> None:
 
 
 def test_files_of_other_kinds_are_counted_by_their_suffix(tmp_path: Path) -> None:
-    for name in ("a.txt", "b.exe", "c.exe", "d.pdf", "noend"):
+    for name in ("a.txt", "b.exe", "c.exe", "d.docx", "e.pdf", "noend"):
         (tmp_path / name).write_text("some words")
     skipped = Skipped()
     assert [found.name for found in read_documents([tmp_path], skipped)] == ["a.txt"]
     assert skipped.sentences == [
-        f"{tmp_path}: files of other kinds were not read: .exe 2, .pdf 1, without a suffix 1"
+        f"{tmp_path}: files of other kinds were not read: .exe 2, without a suffix 1;"
+        " .docx 1, .pdf 1 (save them as text: .txt)"
     ]
 
 
@@ -343,3 +349,87 @@ def test_a_column_of_another_name_is_read_and_a_folder_reads_what_gzip_compresse
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"id;content\n1;two\n"))
     documents = read_documents([tmp_path], Skipped(), "content")
     assert [document.text for document in documents] == ["one", "two"]
+
+
+def texts_of(skipped: Skipped, *sources: Path, column: str = "text") -> list[str]:
+    return [document.text for document in read_documents(sources, skipped, column)]
+
+
+def rows(count: int) -> str:
+    return "".join(f"{n},slept well on day {n}\n" for n in range(count))
+
+
+def test_what_is_no_text_is_left_out_beside_what_is_and_files_are_counted(tmp_path: Path) -> None:
+    notes, photos = tmp_path / "notes", tmp_path / "photos"
+    for folder in (notes, photos):
+        folder.mkdir()
+    (notes / "a.txt").write_text("one")
+    (notes / "b.txt").write_text(" \n\n")
+    (notes / "c.txt").touch()
+    (photos / "d.jpg").write_bytes(b"\xff\xd8\xff")
+    (scan := tmp_path / "scan.pdf").write_bytes(b"%PDF-1.7")
+    skipped = Skipped()
+    assert texts_of(skipped, notes, photos, scan) == ["one"]
+    assert skipped.read == 1
+    assert skipped.sentences == [
+        "b.txt: it is blank",
+        "c.txt: it is blank",
+        f"{photos}: files of other kinds were not read: .jpg 1 (pictures, not text)",
+        f"{scan}: it is a PDF: save it as text (.txt) first",
+    ]
+    for sources in ((photos,), (photos, scan)):
+        with pytest.raises(InvalidRunFile, match=r"no text to read in .*\.jpg 1"):
+            texts_of(Skipped(), *sources)
+    with pytest.raises(InvalidRunFile, match="there is no such file"):
+        texts_of(Skipped(), notes, tmp_path / "absent")
+
+
+@pytest.mark.parametrize("before", [2, 300])
+def test_a_quotation_mark_that_is_not_closed_is_named_with_its_line(
+    tmp_path: Path, before: int
+) -> None:
+    file = tmp_path / "notes.csv"
+    file.write_text(f'id,text\n{rows(before)}2,"unclosed here\n{rows(300)}')
+    with pytest.raises(InvalidRunFile, match=f"notes.csv line {before + 2}: a quotation mark"):
+        texts_of(Skipped(), file)
+
+
+def test_a_row_that_a_quotation_mark_takes_along_is_left_out_and_named(tmp_path: Path) -> None:
+    file = tmp_path / "notes.csv"
+    file.write_text(f'id,text\n1,"two\nlines"\n\n2,"unclosed\n3,"closed"\n{rows(9)}')
+    skipped = Skipped()
+    texts = texts_of(skipped, file)
+    assert texts[:2] == ["two\nlines", "slept well on day 0"]
+    assert skipped.sentences == [
+        "{}: a quotation mark is not closed before the next row: close it, or write"
+        ' "" for one inside a text'.format(f"{file} line 5")
+    ]
+
+
+def test_lines_of_json_are_records_whatever_the_suffix(tmp_path: Path) -> None:
+    file = tmp_path / "notes.json"
+    file.write_text('{"text": "one"}\n{"text": "broken\n{"text": "three"}\n')
+    skipped = Skipped()
+    assert texts_of(skipped, file) == ["one", "three"]
+    assert [sentence[: len(f"{file} line 2")] for sentence in skipped.sentences] == [
+        f"{file} line 2"
+    ]
+
+
+def test_a_file_of_mostly_bad_lines_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("good")
+    file = tmp_path / "notes.jsonl"
+    file.write_text('{"text": "one"}\n{"text": "two"}\n' + '{"text" "broken"}\n' * 30)
+    with pytest.raises(InvalidRunFile, match=r"30 of its first 32 records .* line 3: JSON"):
+        texts_of(Skipped(), file)
+    skipped = Skipped()
+    assert texts_of(skipped, tmp_path) == ["good"]
+    assert skipped.count == 1
+
+
+def test_a_column_that_no_file_has_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("good")
+    with pytest.raises(InvalidRunFile, match="plain text has no column note"):
+        texts_of(Skipped(), tmp_path, column="note")
+    (tmp_path / "b.csv").write_text("id,note\n1,one\n")
+    assert texts_of(Skipped(), tmp_path, column="note") == ["good", "one"]

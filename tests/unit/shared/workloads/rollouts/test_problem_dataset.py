@@ -91,7 +91,7 @@ def test_a_held_out_share_of_nothing_or_of_half_is_refused(tmp_path: Path, share
 
 def test_another_encoding_is_named(tmp_path: Path) -> None:
     (tmp_path / "sums").write_bytes('{"prompt": "café", "answer": 1}'.encode("latin-1"))
-    with pytest.raises(InvalidRunFile, match=r"sums line 1: this is not text in UTF-8$"):
+    with pytest.raises(InvalidRunFile, match=r"sums line 1: this is not text in UTF-8: save"):
         build(DatasetWanted(name="sums", sources=(tmp_path / "sums",)), lambda _: "")
 
 
