@@ -25,9 +25,14 @@ REASON_CHARS_MAX = 300
 UNMERGED = "what this account had at stake is given up: neither merged nor paid"
 
 
+def reason_line(text: str) -> str:
+    """Return a reason in the form that the record keeps: one printable line, perhaps empty."""
+    return reports.line(text, REASON_CHARS_MAX)
+
+
 def reason_of(text: str) -> str:
     """Return a reason as it is stored, one printable line. Raises BadRequest without one."""
-    why = reports.line(text, REASON_CHARS_MAX)
+    why = reason_line(text)
     if not why:
         raise BadRequest(
             "give a reason: the record keeps it, and the owner of the account reads it"

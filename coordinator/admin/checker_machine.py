@@ -7,16 +7,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import structlog
 
+from coordinator.admin import checker_commands
+from coordinator.admin.checker_commands import HeldRecompute, ReportRecompute, TakeRecompute
+from coordinator.admin.command import CommandSender
 from coordinator.checking.case import Local
-from coordinator.checking.checkers import CheckerOffer, CheckerOutcome, CheckerVerdict
+from coordinator.checking.checkers import CheckerOutcome, CheckerVerdict
 from coordinator.checking.recompute import RecomputeTask
 from coordinator.checking.redo import RecomputeFiles, missing_library, redo
 from coordinator.compute import Compute
@@ -40,14 +43,9 @@ POLL_S = 10.0  # interval of asking for work
 RENEW_S = HOLD_S / 6
 GIVEN_BACK = "given back"
 RESULTS = ("passed", "failed", "unproven", GIVEN_BACK)
+T = TypeVar("T")
 
 log = structlog.get_logger("checker")
-
-
-class CommandCall(Protocol):
-    """Runs a command of the organiser by its name."""
-
-    async def __call__(self, name: str, /, **request: object) -> Any: ...
 
 
 class BlobFolder:
@@ -80,7 +78,7 @@ class BlobFolder:
                 delete_file(path, "copy")
 
 
-async def patiently(ask: Callable[[], Any]) -> Any:
+async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
     """Return a server's answer, with retries while it cannot be reached."""
     for tried in range(1, TRIES):
         try:
@@ -122,7 +120,7 @@ class Checker:
 
     def __init__(
         self,
-        ask: CommandCall,
+        ask: CommandSender,
         blobs: Local,
         compute: Compute,
         of: tuple[str, str, ComputeDevice],
@@ -156,10 +154,8 @@ class Checker:
     async def next(self, stop: asyncio.Event) -> bool:
         """Make one recompute; return False where none waits."""
         hold = secrets.token_hex(16)
-        machine = msgspec.to_builtins(self._machine)
-        offer: CheckerOffer = await patiently(
-            lambda: self._ask("checker.take", name=self._name, machine=machine, hold=hold)
-        )
+        request = TakeRecompute(name=self._name, machine=self._machine, hold=hold)
+        offer = await patiently(lambda: self._ask(checker_commands.take, request))
         task, self._trouble = offer.task, ""
         if task is None:
             return False
@@ -182,17 +178,13 @@ class Checker:
     async def _reported(
         self, task: RecomputeTask, hold: str, outcome: CheckerOutcome
     ) -> CheckerVerdict:
-        report = {
-            "contribution": task.contribution,
-            "hold": hold,
-            "machine": msgspec.to_builtins(self._machine),
-            "outcome": msgspec.to_builtins(outcome),
-        }
+        report = ReportRecompute(
+            contribution=task.contribution, hold=hold, machine=self._machine, outcome=outcome
+        )
         try:
-            settled: CheckerVerdict = await patiently(lambda: self._ask("checker.report", **report))
+            return await patiently(lambda: self._ask(checker_commands.report, report))
         except (Conflict, NotFound) as error:
             return CheckerVerdict(result="", message=error.message)
-        return settled
 
     async def _made(self, task: RecomputeTask, hold: str, stop: asyncio.Event) -> CheckerOutcome:
         """Return the outcome of a task; the task is given back if this checker stops or no longer
@@ -237,14 +229,12 @@ class Checker:
 
     async def _lost(self, task: RecomputeTask, hold: str) -> None:
         """Wait until another checker holds the recompute."""
+        recompute = HeldRecompute(contribution=task.contribution, hold=hold)
         holding = True
         while holding:
             await asyncio.sleep(RENEW_S)
             with contextlib.suppress(VolunteerError):
-                renewed = await self._ask(
-                    "checker.renew", contribution=task.contribution, hold=hold
-                )
-                holding = renewed.held
+                holding = (await self._ask(checker_commands.renew, recompute)).held
 
     def _given_back(self, error: Exception, *, failed: bool = True) -> CheckerOutcome:
         """Return the outcome of a task that ended with an error, and keep the error's sentence."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypeVar, get_type_hints
 
 import msgspec
-
-from coordinator.accounts.suspension import REASON_CHARS_MAX
-from coordinator.rules.reports import line
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
@@ -53,11 +50,6 @@ class ConfirmedRequest(CommandRequest, frozen=True, kw_only=True):
     yes: bool = False
 
 
-def reason(text: str) -> str:
-    """Return a reason in the form that the record keeps: one printable line."""
-    return line(text, REASON_CHARS_MAX)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrganiserCommand(Generic[Q, R]):
     """One command; `remote` = it also works on a running server."""
@@ -68,6 +60,12 @@ class OrganiserCommand(Generic[Q, R]):
     run: Callable[[Coordinator, Q], Awaitable[R]]
     remote: bool
     needs: Needs
+
+
+class CommandSender(Protocol):
+    """Runs commands of the organiser, here or on a server, and returns their replies."""
+
+    async def __call__(self, command: OrganiserCommand[Q, R], ask: Q, /) -> R: ...
 
 
 def organiser_command(

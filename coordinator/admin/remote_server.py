@@ -12,11 +12,12 @@ import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import httpx
 import msgspec
 
+from coordinator.admin.command import OrganiserCommand, Q, R
 from shared.decoding import MALFORMED, decode
 from shared.errors import (
     BadRequest,
@@ -106,11 +107,11 @@ class RemoteServer:
         """Return the same server with this timeout."""
         return RemoteServer(self._link, self._token, timeout_s)
 
-    def call(self, command: str, request: msgspec.Struct, reply: Any) -> Any:
+    def call(self, command: OrganiserCommand[Q, R], ask: Q) -> R:
         """Run a command on the server. Raises the server's errors."""
-        body = msgspec.json.encode(request, enc_hook=english)
-        with self._reply("POST", f"/admin/{command}", body) as response:
-            return decode(_good(response), reply)
+        body = msgspec.json.encode(ask, enc_hook=english)
+        with self._reply("POST", f"/admin/{command.name}", body) as response:
+            return decode(_good(response), command.reply)
 
     def put(self, box: str, name: str, path: Path) -> None:
         """Send one file to a box."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from coordinator.accounts.suspension import reason_line
 from coordinator.admin.command import (
     CommandRequest,
     ConfirmedRequest,
@@ -15,7 +16,6 @@ from coordinator.admin.command import (
     NameRequest,
     ReasonedRequest,
     organiser_command,
-    reason,
 )
 from coordinator.database import runs
 from coordinator.database.standings import CostOfChecks
@@ -203,23 +203,23 @@ async def diff(coordinator: Coordinator, ask: DiffRuns) -> tuple[Difference, ...
 
 @organiser_command("run.pause", needs="database")
 async def pause(coordinator: Coordinator, ask: ReasonedRequest) -> RunInfo:
-    return await coordinator.runs.pause(ask.name, reason(ask.reason))
+    return await coordinator.runs.pause(ask.name, reason_line(ask.reason))
 
 
 @organiser_command("run.resume", needs="database")
 async def resume(coordinator: Coordinator, ask: ReasonedRequest) -> RunInfo:
-    return await coordinator.runs.resume(ask.name, reason(ask.reason))
+    return await coordinator.runs.resume(ask.name, reason_line(ask.reason))
 
 
 @organiser_command("run.stop", needs="database")
 async def stop(coordinator: Coordinator, ask: ReasonedRequest) -> RunInfo:
-    why = reason(ask.reason)
+    why = reason_line(ask.reason)
     return await coordinator.runs.stop(ask.name, *([why] if why else []))
 
 
 @organiser_command("run.rollback")
 async def rollback(coordinator: Coordinator, ask: Rollback) -> RunInfo:
-    return await coordinator.runs.rollback(ask.name, ask.to, reason(ask.reason))
+    return await coordinator.runs.rollback(ask.name, ask.to, reason_line(ask.reason))
 
 
 @organiser_command("run.report", needs="database")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.admin.command import CommandRequest, organiser_command, reason
+from coordinator.accounts.suspension import reason_line
+from coordinator.admin.command import CommandRequest, organiser_command
 from coordinator.database.tasks import TaskLine
 from shared.errors import BadRequest, NotFound
 
@@ -45,7 +46,7 @@ async def listing(coordinator: Coordinator, ask: ListTasks) -> tuple[TaskLine, .
 async def requeue(coordinator: Coordinator, ask: Requeue) -> RequeuedTasks:
     if bool(ask.ids) == ask.every:
         raise BadRequest("give the numbers of the tasks, or --all")
-    ids = await coordinator.queue.requeue(ask.run or None, ask.ids or None, reason(ask.reason))
+    ids = await coordinator.queue.requeue(ask.run or None, ask.ids or None, reason_line(ask.reason))
     if missing := sorted(set(ask.ids) - set(ids)):
         numbers = ", ".join(map(str, missing[:20]))
         again = f"{len(ids)} queued again; " if ids else ""

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from coordinator.admin.command import ConfirmedRequest, EmptyRequest
 from coordinator.cli.listing import as_json
 from coordinator.cli.runs import Yes, deed
 from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
@@ -23,6 +24,8 @@ from shared.text import counted, size
 
 if TYPE_CHECKING:
     from coordinator.admin.datasets import DatasetShown
+    from shared.workloads.data.image_dataset import ImageBuild
+    from shared.workloads.data.text_dataset import TextBuild
 
 SKIPPED_SHOWN = 20
 
@@ -120,6 +123,9 @@ def build(
     """Build a dataset from sources of one kind, and report its stages. Raises BadRequest,
     InvalidName, InvalidRunFile.
     """
+    from coordinator.admin import datasets as commands
+    from shared.decoding import convert
+
     more = _with_problems(options)
     kind, paths = _files(name, sources, more)
     _mark_taken(name, where)
@@ -145,8 +151,7 @@ def build(
         request[kind] = tuple(map(str, paths))
         request["tokenizer"] = str(more.tokenizer.expanduser().absolute()) if more.tokenizer else ""
     with nullcontext() if where.json else _stages(where):
-        dataset: DatasetShown = call(where, "dataset.add", **request)
-    return dataset
+        return call(where, commands.add, convert(request, commands.AddDataset))
 
 
 def _with_problems(options: DatasetOptions) -> DatasetOptions:
@@ -160,9 +165,11 @@ def _with_problems(options: DatasetOptions) -> DatasetOptions:
 
 def _mark_taken(name: str, where: Where) -> None:
     """Warn before the work that a dataset has this name: only equal content is then accepted."""
+    from coordinator.admin import datasets as commands
+
     # an error means that nothing is stored yet, or the next call reports it
     with contextlib.suppress(VolunteerError):
-        if any(dataset.name == name for dataset in call(where, "dataset.list")):
+        if any(dataset.name == name for dataset in call(where, commands.listing, EmptyRequest())):
             print(
                 f'There is a dataset called "{name}": this one is refused unless it comes out the '
                 "same.",
@@ -189,7 +196,7 @@ def _stages(where: Where) -> Iterator[None]:
             line.say("The server builds the dataset.")
         stages = set[str]()
 
-        def tell(now: Any) -> None:
+        def tell(now: TextBuild | ImageBuild) -> None:
             if now.stage not in stages:
                 stages.add(now.stage)
                 line.say(STAGES[now.stage])
@@ -336,18 +343,24 @@ def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
 @app.command(name="list")
 def listing(*, where: TargetOptions = HERE) -> None:
     """Every dataset."""
-    columns = {
-        "name": lambda d: d.name,
-        "kind": lambda d: d.kind,
-        "items": lambda d: d.items,
-        "held out": lambda d: d.heldout,
-        "left out": lambda d: d.meta.get("skipped", 0),
-        "size": lambda d: size(d.size),
-        "licence": lambda d: d.licence,
-        "source": lambda d: d.source,
-    }
-    empty = "No dataset yet: `coordinator dataset add NAME --text PATH` (or --images PATH)"
-    listed(where, "dataset.list", columns, empty)
+    from coordinator.admin import datasets as commands
+
+    listed(
+        where,
+        commands.listing,
+        EmptyRequest(),
+        {
+            "name": lambda d: d.name,
+            "kind": lambda d: d.kind,
+            "items": lambda d: d.items,
+            "held out": lambda d: d.heldout,
+            "left out": lambda d: d.meta.get("skipped", 0),
+            "size": lambda d: size(d.size),
+            "licence": lambda d: d.licence,
+            "source": lambda d: d.source,
+        },
+        "No dataset yet: `coordinator dataset add NAME --text PATH` (or --images PATH)",
+    )
 
 
 @app.command
@@ -358,7 +371,10 @@ def delete(
     where: TargetOptions = HERE,
 ) -> int:
     """Delete a dataset that no run needs. Only a preview, without --yes."""
-    return deed(call(where, "dataset.delete", name=name, yes=yes), where.json)
+    from coordinator.admin import datasets as commands
+
+    request = ConfirmedRequest(name=name, yes=yes)
+    return deed(call(where, commands.delete, request), where.json)
 
 
 def add_to(parent: App) -> None:

@@ -6,12 +6,13 @@ import csv
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TypeVar
 
 from shared.sentences import english
 from shared.text import ascii_json, cells, csv_cell, left, table_lines
 
-Columns = Mapping[str, Callable[[Any], object]]
+T = TypeVar("T")
+Columns = Mapping[str, Callable[[T], object]]
 
 
 def as_json(value: object) -> None:
@@ -30,7 +31,7 @@ def as_json_line(value: object) -> None:
     sys.stdout.flush()
 
 
-def table(rows: Sequence[object], columns: Columns, empty: str) -> None:
+def table(rows: Sequence[T], columns: Columns[T], empty: str) -> None:
     """Print a table aligned by terminal cells, numbers to the right; `empty` without rows."""
     if not rows:
         print(empty)

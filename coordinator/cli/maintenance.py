@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import App, Parameter
 
+from coordinator.admin.command import EmptyRequest
 from coordinator.cli.listing import as_json, table, when
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, TargetOptions, Where, call, connected, listed
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from coordinator.config import Settings
+    from coordinator.upkeep.backup import BackupSummary
     from coordinator.upkeep.backup_series import DrillReport
     from coordinator.upkeep.stored_backups import StoredBackups
 
@@ -36,20 +38,29 @@ alerts = App(name="alerts", help="Alerts to the organiser: list those that last,
 @alerts.command(name="list")
 def list_alerts(*, where: TargetOptions = HERE) -> None:
     """List the alerts that were sent and whose cause still lasts."""
-    columns = {
-        "kind": lambda a: a.kind,
-        "about": lambda a: a.about,
-        "since": lambda a: when(a.since),
-        "seen": lambda a: when(a.seen_at),
-        "message": lambda a: a.message,
-    }
-    listed(where, "alerts.list", columns, "All is well.")
+    from coordinator.admin import upkeep_commands as commands
+
+    listed(
+        where,
+        commands.alerts_list,
+        EmptyRequest(),
+        {
+            "kind": lambda a: a.kind,
+            "about": lambda a: a.about,
+            "since": lambda a: when(a.since),
+            "seen": lambda a: when(a.seen_at),
+            "message": lambda a: a.message,
+        },
+        "All is well.",
+    )
 
 
 @alerts.command(name="test")
 def try_alerts(*, where: TargetOptions = HERE) -> int:
     """Send a test to the webhook. Exit code 1 where it did not arrive."""
-    result = call(where, "alerts.test")
+    from coordinator.admin import upkeep_commands as commands
+
+    result = call(where, commands.alerts_test, EmptyRequest())
     if where.json:
         as_json(result)
     else:
@@ -69,20 +80,24 @@ def settings(*, where: TargetOptions = HERE) -> None:
     if where.json:
         as_json(rows)
         return
-    columns = {
-        "name": lambda r: r.name,
-        "value": lambda r: r.value,
-        "from": lambda r: r.source,
-        "meaning": lambda r: r.help,
-    }
-    table(rows, columns, "")
+    table(
+        rows,
+        {
+            "name": lambda r: r.name,
+            "value": lambda r: r.value,
+            "from": lambda r: r.source,
+            "meaning": lambda r: r.help,
+        },
+        "",
+    )
 
 
 def status(*, where: TargetOptions = HERE) -> int:
     """Print runs, workers, merges and health. Exit code 1 where the verdict is bad."""
+    from coordinator.admin import upkeep_commands as commands
     from coordinator.top.tables import lines
 
-    overview = call(where, "top")
+    overview = call(where, commands.top, commands.Top())
     if where.json:
         as_json(overview)
     else:
@@ -108,7 +123,9 @@ def check(*, where: TargetOptions = HERE) -> int:
 
     Exit code 1 on any breach.
     """
-    report = call(where, "check")
+    from coordinator.admin import upkeep_commands as commands
+
+    report = call(where, commands.check, EmptyRequest())
     if where.json:
         as_json(report)
     else:
@@ -173,11 +190,14 @@ def backup(
 
 
 def _once(folder: str, where: TargetOptions, keep: int, *, alone: bool) -> None:
+    from coordinator.admin import upkeep_commands as commands
+
     now = time.time()
     if folder.startswith(SCHEME):
         _saved(_into_store(where, folder, now), json=where.json)
     elif alone:
-        _saved(call(where, "backup", to=str(_absolute(folder))), json=where.json)
+        request = commands.Backup(to=str(_absolute(folder)))
+        _saved(call(where, commands.backup, request), json=where.json)
     else:
         _saved(_into_series(where, _absolute(folder), now), json=where.json)
     for backup_name in _pruned(folder, keep) if keep else ():
@@ -192,18 +212,21 @@ def _absolute(folder: str) -> Path:
     return Path(folder).expanduser().absolute()
 
 
-def _into_series(where: Where, place: Path, now: float) -> Any:
+def _into_series(where: Where, place: Path, now: float) -> BackupSummary:
+    from coordinator.admin import upkeep_commands as commands
     from coordinator.upkeep import backup_series as series
 
     to, before = series.next_folder(place, now), series.folders(place)
-    return call(where, "backup", to=str(to), like=str(before[-1]) if before else "")
+    request = commands.Backup(to=str(to), like=str(before[-1]) if before else "")
+    return call(where, commands.backup, request)
 
 
-def _into_store(where: Where, url: str, now: float) -> Any:
+def _into_store(where: Where, url: str, now: float) -> BackupSummary:
     import tempfile
 
     import msgspec
 
+    from coordinator.admin import upkeep_commands as commands
     from coordinator.upkeep import backup_series as series
 
     names = _of_store(url, lambda backups, _: backups.names())
@@ -211,8 +234,8 @@ def _into_store(where: Where, url: str, now: float) -> Any:
         for name in names:
             (Path(scratch) / name).mkdir()
         to = series.next_folder(Path(scratch), now)
-        done = call(where, "backup", to=str(to), store=url)
-        return msgspec.structs.replace(done, path=f"{url.rstrip('/')}/{to.name}")
+        summary = call(where, commands.backup, commands.Backup(to=str(to), store=url))
+        return msgspec.structs.replace(summary, path=f"{url.rstrip('/')}/{to.name}")
 
 
 def _pruned(folder: str, keep: int) -> list[str]:
@@ -242,12 +265,13 @@ def _seconds(text: str) -> float:
     return float(int(text[:-1]) * unit)
 
 
-def _saved(done: Any, *, json: bool) -> None:
+def _saved(summary: BackupSummary, *, json: bool) -> None:
     if json:
-        as_json(done)
+        as_json(summary)
     else:
         print(
-            f"Saved to {done.path}: {done.rows:,} rows, {done.blobs:,} blobs, {size(done.bytes)}.",
+            f"Saved to {summary.path}: {summary.rows:,} rows, {summary.blobs:,} blobs, "
+            f"{size(summary.bytes)}.",
             flush=True,
         )
 
@@ -264,14 +288,17 @@ def list_backups(folder: Series, *, json: Json = False) -> None:
     if json:
         as_json(rows)
         return
-    columns = {
-        "made": lambda b: when(b.created_at),
-        "rows": lambda b: f"{b.rows:,}",
-        "blobs": lambda b: f"{b.blobs:,}",
-        "size": lambda b: size(b.bytes),
-        "folder": lambda b: b.path,
-    }
-    table(rows, columns, "No backup yet.")
+    table(
+        rows,
+        {
+            "made": lambda b: when(b.created_at),
+            "rows": lambda b: f"{b.rows:,}",
+            "blobs": lambda b: f"{b.blobs:,}",
+            "size": lambda b: size(b.bytes),
+            "folder": lambda b: b.path,
+        },
+        "No backup yet.",
+    )
 
 
 @backups.command(name="verify")

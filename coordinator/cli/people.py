@@ -8,10 +8,11 @@ import csv
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from coordinator.admin.command import EmptyRequest, NameRequest, NumberRequest, ReasonedRequest
 from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.runs import Yes, preview
 from coordinator.cli.target import HERE, TargetOptions, call, listed, tell
@@ -21,6 +22,11 @@ from shared.files.text_file import read_text
 from shared.network.qr import qr_coloured
 from shared.text import MICRO, credit
 from shared.units import DAY_S
+
+if TYPE_CHECKING:
+    from coordinator.accounts.reversals import Reversal
+    from coordinator.admin.people_commands import ActionDone, BanDone, InviteLink
+    from coordinator.database.statistics import VolunteerSummary
 
 NAMES_MAX = 1000
 GRANT_MAX = 1e9  # largest grant in credits
@@ -51,9 +57,15 @@ def create(
     where: TargetOptions = HERE,
 ) -> None:
     """Make join links. Each is shown once: only its hash is kept."""
-    request: dict[str, object] = {"uses": uses, "expires_s": None if days is None else days * DAY_S}
-    request |= {"count": count} if names is None else {"names": tuple(_names(names))}
-    invites = call(where, "invite.create", **request)
+    from coordinator.admin import people_commands as commands
+
+    request = commands.CreateInvites(
+        names=() if names is None else tuple(_names(names)),
+        count=count,
+        uses=uses,
+        expires_s=None if days is None else days * DAY_S,
+    )
+    invites = call(where, commands.invite_create, request)
     if where.json:
         as_json(invites)
     elif names is None:
@@ -67,7 +79,7 @@ def create(
         print("\n".join(_beside(invites[0])), file=sys.stderr)
 
 
-def _beside(invite: Any) -> list[str]:
+def _beside(invite: InviteLink) -> list[str]:
     """Return the lines for the organiser about the first link."""
     if invite.message:
         return ["", "To send with the link:", *(f"  {line}" for line in invite.message)]
@@ -98,16 +110,23 @@ def _names(file: Path) -> list[str]:
 @invites.command(name="list")
 def invite_list(*, where: TargetOptions = HERE) -> None:
     """Every invite, without its code."""
-    columns = {
-        "id": lambda i: i.id,
-        "for": lambda i: i.label,
-        "state": lambda i: i.state,
-        "uses left": lambda i: i.uses_left,
-        "joined": lambda i: ", ".join(i.joined),
-        "made": lambda i: when(i.created_at),
-        "expires": lambda i: when(i.expires_at),
-    }
-    listed(where, "invite.list", columns, "No invite yet: `coordinator invite create`")
+    from coordinator.admin import people_commands as commands
+
+    listed(
+        where,
+        commands.invite_list,
+        EmptyRequest(),
+        {
+            "id": lambda i: i.id,
+            "for": lambda i: i.label,
+            "state": lambda i: i.state,
+            "uses left": lambda i: i.uses_left,
+            "joined": lambda i: ", ".join(i.joined),
+            "made": lambda i: when(i.created_at),
+            "expires": lambda i: when(i.expires_at),
+        },
+        "No invite yet: `coordinator invite create`",
+    )
 
 
 @invites.command
@@ -117,28 +136,40 @@ def revoke(
     where: TargetOptions = HERE,
 ) -> None:
     """Withdraw an invite; accounts made with it stay."""
-    tell(where, "invite.revoke", lambda i: f"Invite {i.id} is {i.state}.", id=id)
+    from coordinator.admin import people_commands as commands
+
+    request = NumberRequest(id=id)
+    tell(where, commands.invite_revoke, request, lambda i: f"Invite {i.id} is {i.state}.")
 
 
 @volunteers.command(name="list")
 def volunteer_list(*, where: TargetOptions = HERE) -> None:
     """Every account."""
-    columns = {
-        "nickname": lambda p: p.nickname,
-        "state": lambda p: p.state,
-        "machines": lambda p: p.machines,
-        "last seen": lambda p: when(p.last_seen),
-        "accepted": lambda p: p.work.accepted,
-        "rejected": lambda p: p.work.refused,
-        "credits": lambda p: credit(p.earned_micro),
-        "id": lambda p: p.volunteer_id,
-    }
-    listed(where, "volunteer.list", columns, "No volunteer yet.")
+    from coordinator.admin import people_commands as commands
+
+    listed(
+        where,
+        commands.volunteer_list,
+        EmptyRequest(),
+        {
+            "nickname": lambda p: p.nickname,
+            "state": lambda p: p.state,
+            "machines": lambda p: p.machines,
+            "last seen": lambda p: when(p.last_seen),
+            "accepted": lambda p: p.work.accepted,
+            "rejected": lambda p: p.work.refused,
+            "credits": lambda p: credit(p.earned_micro),
+            "id": lambda p: p.volunteer_id,
+        },
+        "No volunteer yet.",
+    )
 
 
 def trust(*, where: TargetOptions = HERE) -> None:
     """List standings and draws of all accounts, and the recomputes that wait."""
-    report = call(where, "trust")
+    from coordinator.admin import people_commands as commands
+
+    report = call(where, commands.trust, EmptyRequest())
     if where.json:
         as_json(report)
         return
@@ -153,16 +184,19 @@ def trust(*, where: TargetOptions = HERE) -> None:
     for reason, count in report.backlog.reasons:
         print(f"  {count} wait: {reason}")
     print()
-    columns = {
-        "nickname": lambda a: a.nickname,
-        "standing": lambda a: f"{a.standing}{', vouched for' if a.invited else ''}",
-        "accepted": lambda a: a.accepted,
-        "proofs": lambda a: a.proofs,
-        "draws": lambda a: a.drawn.words or "none",
-        "at stake": lambda a: credit(a.stake_micro),
-        "why": lambda a: a.reason,
-    }
-    table(report.accounts, columns, "No volunteer yet.")
+    table(
+        report.accounts,
+        {
+            "nickname": lambda a: a.nickname,
+            "standing": lambda a: f"{a.standing}{', vouched for' if a.invited else ''}",
+            "accepted": lambda a: a.accepted,
+            "proofs": lambda a: a.proofs,
+            "draws": lambda a: a.drawn.words or "none",
+            "at stake": lambda a: credit(a.stake_micro),
+            "why": lambda a: a.reason,
+        },
+        "No volunteer yet.",
+    )
 
 
 def grant(
@@ -175,14 +209,20 @@ def grant(
     """Give an account credits to spend, from the organiser's account."""
     if not 0 < amount <= GRANT_MAX:
         raise BadRequest(f"a grant must be above 0 and at most {GRANT_MAX:,.0f} credits")
-    request = {"name": name, "amount_micro": round(amount * MICRO), "reason": reason}
-    tell(where, "grant", lambda d: f"{d.name} got {credit(d.amount_micro)} credits.", **request)
+    from coordinator.admin import people_commands as commands
+
+    request = commands.CreditGrant(name=name, amount_micro=round(amount * MICRO), reason=reason)
+    tell(
+        where, commands.grant, request, lambda g: f"{g.name} got {credit(g.amount_micro)} credits."
+    )
 
 
 @volunteers.command
 def show(name: Who, *, where: TargetOptions = HERE) -> None:
     """One account with its machines."""
-    details = call(where, "volunteer.show", name=name)
+    from coordinator.admin import people_commands as commands
+
+    details = call(where, commands.show, NameRequest(name=name))
     if where.json:
         as_json(details)
         return
@@ -206,29 +246,36 @@ def show(name: Who, *, where: TargetOptions = HERE) -> None:
             ),
         ]
     )
-    columns = {
-        "machine": lambda w: w.hostname or w.worker_id[:8],
-        "state": lambda w: w.state,
-        "device": lambda w: w.device,
-        "run": lambda w: w.run,
-        "steps/s": lambda w: "" if w.rate is None else f"{w.rate:.3g}",
-        "°C": lambda w: "" if w.celsius is None else f"{w.celsius:.0f}",
-        "last seen": lambda w: when(w.last_seen),
-    }
     print()
-    table(details.machines, columns, "No machine.")
+    table(
+        details.machines,
+        {
+            "machine": lambda w: w.hostname or w.worker_id[:8],
+            "state": lambda w: w.state,
+            "device": lambda w: w.device,
+            "run": lambda w: w.run,
+            "steps/s": lambda w: "" if w.rate is None else f"{w.rate:.3g}",
+            "°C": lambda w: "" if w.celsius is None else f"{w.celsius:.0f}",
+            "last seen": lambda w: when(w.last_seen),
+        },
+        "No machine.",
+    )
 
 
-def _standing(person: Any) -> str:
+def _standing(person: VolunteerSummary) -> str:
     """Return the standing of an account in a few words."""
     if person.standing == "probation":
         return f"on probation, {person.proofs} of {PROOFS_MIN} draws passed"
     return f"suspended: {person.reason}" if person.standing == "suspended" else person.standing
 
 
-def _done(done: Any) -> str:
-    reversal = getattr(done, "reversal", None)
-    return f"{done.name} is {done.done}." + ("" if reversal is None else f"\n{_taken(reversal)}")
+def _done(action: ActionDone) -> str:
+    return f"{action.name} is {action.done}."
+
+
+def _banned(ban: BanDone) -> str:
+    reversed_pay = "" if ban.reversal is None else f"\n{_taken(ban.reversal)}"
+    return f"{ban.name} is {ban.done}.{reversed_pay}"
 
 
 @volunteers.command
@@ -242,7 +289,9 @@ def ban(
     where: TargetOptions = HERE,
 ) -> None:
     """Refuse an account from now on; its credits stay, unless they are reversed."""
-    tell(where, "volunteer.ban", _done, name=name, reverse=reverse, reason=reason)
+    from coordinator.admin import people_commands as commands
+
+    tell(where, commands.ban, commands.Ban(name=name, reverse=reverse, reason=reason), _banned)
 
 
 @volunteers.command(name="reverse")
@@ -254,9 +303,11 @@ def reverse_volunteer(
     where: TargetOptions = HERE,
 ) -> None:
     """Reverse an account's pay for the work since a time; credits already spent become a debt."""
+    from coordinator.admin import people_commands as commands
+
     at = since if since.tzinfo else since.replace(tzinfo=UTC)
-    request = {"name": name, "since": at.timestamp(), "reason": reason}
-    tell(where, "volunteer.reverse", _taken, **request)
+    request = commands.Reverse(name=name, since=at.timestamp(), reason=reason)
+    tell(where, commands.reverse, request, _taken)
 
 
 @contributions.command(name="reverse")
@@ -267,14 +318,17 @@ def reverse_contribution(
     where: TargetOptions = HERE,
 ) -> None:
     """Reverse the pay of one contribution; credits already spent become its owner's debt."""
-    tell(where, "contribution.reverse", _taken, id=id, reason=reason)
+    from coordinator.admin import people_commands as commands
+
+    request = commands.ReverseContribution(id=id, reason=reason)
+    tell(where, commands.reverse_contribution, request, _taken)
 
 
-def _taken(done: Any) -> str:
+def _taken(reversal: Reversal) -> str:
     """Summarise a reversal in one line."""
-    totals = done.taken
+    totals = reversal.taken
     if not totals.contributions:
-        return f"Nothing was left to take back from {done.name}."
+        return f"Nothing was left to take back from {reversal.name}."
     places = [
         f"{credit(micro)} {where}"
         for micro, where in (
@@ -289,7 +343,7 @@ def _taken(done: Any) -> str:
     )
     noun = "contribution" + "s" * (totals.contributions != 1)
     total = ", ".join(places) or "no credits"
-    return f"{totals.contributions} {noun} of {done.name} reversed: {total}{owed}."
+    return f"{totals.contributions} {noun} of {reversal.name} reversed: {total}{owed}."
 
 
 @volunteers.command
@@ -300,14 +354,19 @@ def key(
     where: TargetOptions = HERE,
 ) -> None:
     """Make a key for your own programs: it asks every run, free and without limits by credits."""
+    from coordinator.admin import people_commands as commands
+
     expires_s = None if days is None else days * DAY_S
-    tell(where, "volunteer.key", lambda made: str(made.key), name=name, expires_s=expires_s)
+    request = commands.NewOrganiserKey(name=name, expires_s=expires_s)
+    tell(where, commands.organiser_key, request, lambda key: key.key)
 
 
 @volunteers.command
 def unban(name: Who, *, where: TargetOptions = HERE) -> None:
     """Let a banned account in again."""
-    tell(where, "volunteer.unban", _done, name=name)
+    from coordinator.admin import people_commands as commands
+
+    tell(where, commands.unban, NameRequest(name=name), _done)
 
 
 @volunteers.command
@@ -318,19 +377,25 @@ def suspend(
     where: TargetOptions = HERE,
 ) -> None:
     """Give an account no work and no pay from now on; its pay in escrow is forfeit."""
-    tell(where, "volunteer.suspend", _done, name=name, reason=reason)
+    from coordinator.admin import people_commands as commands
+
+    tell(where, commands.suspend, ReasonedRequest(name=name, reason=reason), _done)
 
 
 @volunteers.command
 def unsuspend(name: Who, *, reason: Why, where: TargetOptions = HERE) -> None:
     """Let a suspended account work again; forfeited pay stays forfeit."""
-    tell(where, "volunteer.unsuspend", _done, name=name, reason=reason)
+    from coordinator.admin import people_commands as commands
+
+    tell(where, commands.unsuspend, ReasonedRequest(name=name, reason=reason), _done)
 
 
 @volunteers.command
 def vouch(name: Who, *, where: TargetOptions = HERE) -> None:
     """Treat an account as an invited one: vetted, and paid at once. Lifts a suspension."""
-    tell(where, "volunteer.vouch", _done, name=name)
+    from coordinator.admin import people_commands as commands
+
+    tell(where, commands.vouch, NameRequest(name=name), _done)
 
 
 @volunteers.command
@@ -341,13 +406,17 @@ def rename(
     where: TargetOptions = HERE,
 ) -> None:
     """Give an account another nickname."""
-    tell(where, "volunteer.rename", _done, name=name, to=to)
+    from coordinator.admin import people_commands as commands
+
+    tell(where, commands.rename, commands.Rename(name=name, to=to), _done)
 
 
 @volunteers.command
 def reissue(name: Who, *, where: TargetOptions = HERE) -> None:
     """Revoke all secrets of an account and print a link that lets its owner in again."""
-    tell(where, "volunteer.reissue", lambda invite: str(invite.link), name=name)
+    from coordinator.admin import people_commands as commands
+
+    tell(where, commands.reissue, NameRequest(name=name), lambda invite: invite.link)
 
 
 @volunteers.command
@@ -355,10 +424,12 @@ def forget(name: Who, *, yes: Yes = False, where: TargetOptions = HERE) -> int:
     """Delete the identity of an account; its credits and contributions still count. Without --yes
     nothing is done.
     """
+    from coordinator.admin import people_commands as commands
+
     if not yes:
-        call(where, "volunteer.show", name=name)
+        call(where, commands.show, NameRequest(name=name))
         return preview(f"the identity of {name} would be deleted, for good", where.json)
-    tell(where, "volunteer.forget", _done, name=name)
+    tell(where, commands.forget, NameRequest(name=name), _done)
     return 0
 
 
@@ -377,24 +448,30 @@ def announce(
     """Tell every volunteer a sentence, shown until it is read: in the program, in `volunteer
     status` and by `volunteer --no-ui`.
     """
+    from coordinator.admin import people_commands as commands
+
     if text:
         at = None if until is None else (until if until.tzinfo else until.replace(tzinfo=UTC))
-        request = {"text": text, "run": run, "until": None if at is None else at.timestamp()}
+        news = commands.Announce(text=text, run=run, until=None if at is None else at.timestamp())
         moment = "volunteers see it within a minute"
-        tell(where, "announce", lambda done: f"Announcement {done.id}: {moment}.", **request)
+        tell(where, commands.announce, news, lambda a: f"Announcement {a.id}: {moment}.")
     elif withdraw is not None:
         sentence = "Announcement {0.id} is withdrawn: {0.text}".format
-        tell(where, "announce.withdraw", sentence, id=withdraw)
+        tell(where, commands.announce_withdraw, NumberRequest(id=withdraw), sentence)
     else:
-        columns = {
-            "id": lambda a: a.id,
-            "text": lambda a: a.text,
-            "run": lambda a: a.run or "all",
-            "made": lambda a: when(a.at),
-            "until": lambda a: when(a.until),
-        }
-        empty = 'Nothing is announced: `coordinator announce "..."`'
-        listed(where, "announce.list", columns, empty)
+        listed(
+            where,
+            commands.announce_list,
+            EmptyRequest(),
+            {
+                "id": lambda a: a.id,
+                "text": lambda a: a.text,
+                "run": lambda a: a.run or "all",
+                "made": lambda a: when(a.at),
+                "until": lambda a: when(a.until),
+            },
+            'Nothing is announced: `coordinator announce "..."`',
+        )
 
 
 def add_to(parent: App) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from coordinator.admin.command import EmptyRequest
 from coordinator.cli.listing import as_json, table, when
 from coordinator.cli.target import HERE, TargetOptions, call
 
@@ -28,19 +29,25 @@ def listing(
     where: TargetOptions = HERE,
 ) -> None:
     """List the actions of organisers, the coordinator and volunteers, newest first."""
-    rows = call(where, "record.list", limit=limit, before=before).rows
+    from coordinator.admin import upkeep_commands as commands
+
+    request = commands.ListRecord(limit=limit, before=before)
+    rows = call(where, commands.record_list, request).rows
     if where.json:
         as_json(rows)
         return
-    columns = {
-        "line": lambda row: row.id,
-        "at": lambda row: when(row.at),
-        "who": lambda row: row.actor,
-        "what": lambda row: row.action,
-        "to": lambda row: row.subject,
-        "detail": lambda row: row.detail[:100],
-    }
-    table(rows, columns, "Nothing was done yet.")
+    table(
+        rows,
+        {
+            "line": lambda row: row.id,
+            "at": lambda row: when(row.at),
+            "who": lambda row: row.actor,
+            "what": lambda row: row.action,
+            "to": lambda row: row.subject,
+            "detail": lambda row: row.detail[:100],
+        },
+        "Nothing was done yet.",
+    )
 
 
 @app.command
@@ -49,7 +56,9 @@ def verify(*, where: TargetOptions = HERE) -> int:
 
     Exit code 1 where anything was changed, removed or swapped.
     """
-    report = call(where, "record.verify")
+    from coordinator.admin import upkeep_commands as commands
+
+    report = call(where, commands.record_verify, EmptyRequest())
     if where.json:
         as_json(report)
         return 1 if report.breaches else 0

@@ -5,10 +5,16 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
+from coordinator.admin.command import (
+    ConfirmedRequest,
+    EmptyRequest,
+    NameRequest,
+    ReasonedRequest,
+)
 from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
 from shared.errors import BadRequest, InvalidRunFile, why
@@ -31,10 +37,12 @@ from shared.workloads.declaration import MEASURES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from coordinator.admin.runs import CreatedRun, ExportRun
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import VolunteerSummary
     from coordinator.merging.healing import Proposal
     from coordinator.rules.machine_time import MachineTime
+    from coordinator.runs.export import Exported
     from coordinator.runs.member_figures import MemberFigures
     from coordinator.runs.queries import DecidedCounts, ExperienceFigures
     from coordinator.runs.wind_down import Deed
@@ -77,22 +85,29 @@ def create(
         return
     if (file is None) != example:
         raise BadRequest("give a run file, --recipe NAME, or --example")
+    from coordinator.admin import runs as commands
+
     if example:
         if not where.json:
             print("Building the example's dataset and tokenizer: about ten seconds.", flush=True)
         with ProgressLine(sys.stdout) if not where.json else nullcontext():
-            done = call(where, "run.create", example=True)
+            draft = call(where, commands.create, commands.CreateRun(example=True))
     else:
         text = _read(file or Path())
         try:
-            done = call(where, "run.create", text=text)
+            draft = call(where, commands.create, commands.CreateRun(text=text))
         except InvalidRunFile as error:
             joint = ", " if error.message.startswith("line ") else ": "
             raise InvalidRunFile(f"{file}{joint}{error.message}") from error
     if where.json:
-        as_json({**_plain(done.run), "advice": done.advice})
-        return
-    run = done.run
+        as_json({**_plain(draft.run), "advice": draft.advice})
+    else:
+        _say_stored(draft, where)
+
+
+def _say_stored(draft: CreatedRun, where: Where) -> None:
+    """Print what a stored run needs and promises, and the advice on its file."""
+    run = draft.run
     print(
         f'The run "{run.name}" is stored: {run.parameters:,} parameters, '
         f"{f'on {run.dataset}' if run.dataset else 'no dataset needed'}."
@@ -114,7 +129,7 @@ def create(
             f"Its merges add noise of {run.privacy.noise:.3g} times the influence of one member: "
             f"{run.privacy.explained}."
         )
-    for sentence in done.advice:
+    for sentence in draft.advice:
         print(f"Beware: {sentence}.")
     print(where.hint(f"Next: `coordinator run start {run.name}`"))
 
@@ -158,7 +173,9 @@ def _read(file: Path) -> str:
 @app.command
 def start(name: Run, *, where: TargetOptions = HERE) -> None:
     """Make version 0 and hand out tasks."""
-    _moved(call(where, "run.start", name=name), where.json)
+    from coordinator.admin import runs as commands
+
+    _moved(call(where, commands.start, NameRequest(name=name)), where.json)
     if not where.json:
         print(
             where.hint(
@@ -170,13 +187,19 @@ def start(name: Run, *, where: TargetOptions = HERE) -> None:
 @app.command
 def pause(name: Run, *, reason: Reason = "", where: TargetOptions = HERE) -> None:
     """Hand out no more tasks; running ones are finished and merged."""
-    _moved(call(where, "run.pause", name=name, reason=reason), where.json)
+    from coordinator.admin import runs as commands
+
+    request = ReasonedRequest(name=name, reason=reason)
+    _moved(call(where, commands.pause, request), where.json)
 
 
 @app.command
 def resume(name: Run, *, reason: Reason = "", where: TargetOptions = HERE) -> None:
     """Hand out tasks again."""
-    _moved(call(where, "run.resume", name=name, reason=reason), where.json)
+    from coordinator.admin import runs as commands
+
+    request = ReasonedRequest(name=name, reason=reason)
+    _moved(call(where, commands.resume, request), where.json)
 
 
 @app.command
@@ -188,21 +211,27 @@ def stop(
     where: TargetOptions = HERE,
 ) -> int:
     """End the run for good; accepted work is paid. Without --yes nothing is done."""
+    from coordinator.admin import runs as commands
+
     if not yes:
-        state = call(where, "run.show", name=name).run.state
+        state = call(where, commands.show, NameRequest(name=name)).run.state
         if state not in ("running", "paused"):
             raise BadRequest(
                 f'the run "{name}" is {state}: only a running or paused one is stopped'
             )
         return preview(f'the run "{name}" would end for good; accepted work is paid', where.json)
-    _moved(call(where, "run.stop", name=name, reason=reason), where.json)
+    request = ReasonedRequest(name=name, reason=reason)
+    _moved(call(where, commands.stop, request), where.json)
     return 0
 
 
 @app.command
 def delete(name: Run, *, yes: Yes = False, where: TargetOptions = HERE) -> int:
     """Delete a draft, or the files of a run that ended. Only a preview, without --yes."""
-    return deed(call(where, "run.delete", name=name, yes=yes), where.json)
+    from coordinator.admin import runs as commands
+
+    request = ConfirmedRequest(name=name, yes=yes)
+    return deed(call(where, commands.delete, request), where.json)
 
 
 @app.command
@@ -217,8 +246,12 @@ def extend(
     where: TargetOptions = HERE,
 ) -> int:
     """Change where a run ends; a completed run resumes. Only a preview, without --yes."""
-    stop = {"versions": versions, "passes": passes, "tokens": tokens, "date": date}
-    return deed(call(where, "run.extend", name=name, stop=stop, yes=yes), where.json)
+    from coordinator.admin import runs as commands
+    from coordinator.rules.run_file import StopSettings
+
+    stop = StopSettings(versions=versions, passes=passes, tokens=tokens, date=date)
+    request = commands.ExtendRun(name=name, stop=stop, yes=yes)
+    return deed(call(where, commands.extend, request), where.json)
 
 
 @app.command
@@ -230,7 +263,10 @@ def fork(
     where: TargetOptions = HERE,
 ) -> int:
     """Make a draft from a run's file and one of its versions. Only a preview, without --yes."""
-    return deed(call(where, "run.fork", name=name, source=source, yes=yes), where.json)
+    from coordinator.admin import runs as commands
+
+    request = commands.ForkRun(name=name, source=source, yes=yes)
+    return deed(call(where, commands.fork, request), where.json)
 
 
 @app.command
@@ -241,13 +277,19 @@ def diff(
     where: TargetOptions = HERE,
 ) -> None:
     """List the keys that differ between two run files, and the progress of both runs."""
-    columns = {
-        "key": lambda d: d.key,
-        first: lambda d: d.first,
-        second: lambda d: d.second,
-    }
-    empty = "They do not differ."
-    listed(where, "run.diff", columns, empty, first=first, second=second)
+    from coordinator.admin import runs as commands
+
+    listed(
+        where,
+        commands.diff,
+        commands.DiffRuns(first=first, second=second),
+        {
+            "key": lambda d: d.key,
+            first: lambda d: d.first,
+            second: lambda d: d.second,
+        },
+        "They do not differ.",
+    )
 
 
 @app.command
@@ -259,8 +301,10 @@ def rollback(
     where: TargetOptions = HERE,
 ) -> None:
     """Make an old version the newest one again. History and credits stay."""
-    done = call(where, "run.rollback", name=name, to=to, reason=reason)
-    _moved(done, where.json, f", which is version {to} again")
+    from coordinator.admin import runs as commands
+
+    run = call(where, commands.rollback, commands.Rollback(name=name, to=to, reason=reason))
+    _moved(run, where.json, f", which is version {to} again")
 
 
 def _moved(run: RunInfo, json: bool, more: str = "") -> None:
@@ -271,33 +315,38 @@ def _moved(run: RunInfo, json: bool, more: str = "") -> None:
         print(f'The run "{run.name}" is {run.state}{at}{more}.')
 
 
-def _plain(run: RunInfo) -> dict[str, Any]:
+def _plain(run: RunInfo) -> dict[str, object]:
     """Return a run for machines: a run that was not started has no version, which the protocol
     writes as -1.
     """
     import msgspec
 
-    plain: dict[str, Any] = msgspec.to_builtins(run)
+    plain: dict[str, object] = msgspec.to_builtins(run)
     return plain | {"version": run.version if run.version >= 0 else None}
 
 
 @app.command(name="list")
 def listing(*, where: TargetOptions = HERE) -> None:
     """Every run."""
-    runs = call(where, "run.list")
+    from coordinator.admin import runs as commands
+
+    runs = call(where, commands.listing, EmptyRequest())
     if where.json:
         as_json([_plain(run) for run in runs])
         return
-    columns = {
-        "name": lambda r: r.name,
-        "state": lambda r: r.state,
-        "workload": lambda r: r.workload,
-        "version": lambda r: r.version if r.version >= 0 else None,
-        "loss": lambda r: r.loss,
-        "workers": lambda r: r.workers,
-        "progress": lambda r: "-" if r.progress is None else f"{whole_percent(r.progress)} %",
-    }
-    table(runs, columns, where.hint("No run yet: `coordinator run create --example`"))
+    table(
+        runs,
+        {
+            "name": lambda r: r.name,
+            "state": lambda r: r.state,
+            "workload": lambda r: r.workload,
+            "version": lambda r: r.version if r.version >= 0 else None,
+            "loss": lambda r: r.loss,
+            "workers": lambda r: r.workers,
+            "progress": lambda r: "-" if r.progress is None else f"{whole_percent(r.progress)} %",
+        },
+        where.hint("No run yet: `coordinator run create --example`"),
+    )
 
 
 @app.command
@@ -305,7 +354,9 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
     """One run with its newest versions."""
     import msgspec
 
-    details = call(where, "run.show", name=name)
+    from coordinator.admin import runs as commands
+
+    details = call(where, commands.show, NameRequest(name=name))
     run = details.run
     if where.json:
         as_json(msgspec.to_builtins(details) | {"run": _plain(run)})
@@ -361,15 +412,18 @@ def print_versions(versions: Sequence[VersionInfo], *, by_members: bool = False)
     """Print versions as a table, with a note where the best version is not the obvious one; with
     `by_members` its members chose it.
     """
-    columns = {
-        "version": lambda v: v.version,
-        "kind": lambda v: v.kind,
-        "made": lambda v: when(v.created_at),
-        "from": lambda v: v.contributions,
-        "loss": lambda v: v.loss if v.loss is not None else v.evaluation,
-        "best": lambda v: "*" if v.best else "",
-    }
-    table(versions, columns, "No version yet.")
+    table(
+        versions,
+        {
+            "version": lambda v: v.version,
+            "kind": lambda v: v.kind,
+            "made": lambda v: when(v.created_at),
+            "from": lambda v: v.contributions,
+            "loss": lambda v: v.loss if v.loss is not None else v.evaluation,
+            "best": lambda v: "*" if v.best else "",
+        },
+        "No version yet.",
+    )
     if not by_members and (note := best_note(versions)):
         print(note)
 
@@ -465,17 +519,20 @@ def _suites(run: RunInfo) -> None:
     """Print the scores of the task suites for the first and the newest measured version."""
     if not run.suites:
         return
-    columns = {
-        "suite": lambda s: s.name,
-        "examples": lambda s: s.total,
-        "asked": lambda s: "by chat template" if s.chat else "plainly",
-        "by chance": lambda s: f"{s.chance:.1%}",
-        "before": lambda s: s.first and s.first.text,
-        "after": lambda s: s.newest and s.newest.text,
-        "version": lambda s: None if s.newest is None else s.newest.version,
-    }
     print()
-    table(run.suites, columns, "")
+    table(
+        run.suites,
+        {
+            "suite": lambda s: s.name,
+            "examples": lambda s: s.total,
+            "asked": lambda s: "by chat template" if s.chat else "plainly",
+            "by chance": lambda s: f"{s.chance:.1%}",
+            "before": lambda s: s.first and s.first.text,
+            "after": lambda s: s.newest and s.newest.text,
+            "version": lambda s: None if s.newest is None else s.newest.version,
+        },
+        "",
+    )
 
 
 def _checked(cost: CostOfChecks) -> str | None:
@@ -527,7 +584,10 @@ def rollouts(
     where: TargetOptions = HERE,
 ) -> None:
     """List the newest answers of a run with their rewards; groups of equal rewards are left out."""
-    answers = call(where, "run.rollouts", name=name, version=version, limit=limit)
+    from coordinator.admin import runs as commands
+
+    request = commands.RolloutsRequest(name=name, version=version, limit=limit)
+    answers = call(where, commands.rollouts, request)
     if where.json:
         as_json(answers)
         return
@@ -551,24 +611,29 @@ def report(
     where: TargetOptions = HERE,
 ) -> None:
     """List the participants of a run: for a class, a paper, a thank-you."""
-    people = call(where, "run.report", name=name)
+    from coordinator.admin import runs as commands
+
+    people = call(where, commands.report, NameRequest(name=name))
     if where.json:
         as_json(people)
     elif csv:
         write_report(people)
     else:
-        columns = {
-            "nickname": lambda p: p.nickname,
-            "for": lambda p: p.label,
-            "state": lambda p: p.state,
-            "first seen": lambda p: when(p.first_seen),
-            "last seen": lambda p: when(p.last_seen),
-            "accepted": lambda p: p.work.accepted,
-            "rejected": lambda p: p.work.refused,
-            "hours": lambda p: round(p.work.device_s / 3600, 2),
-            "credits": lambda p: credit(p.earned_micro),
-        }
-        table(people, columns, "No participant yet.")
+        table(
+            people,
+            {
+                "nickname": lambda p: p.nickname,
+                "for": lambda p: p.label,
+                "state": lambda p: p.state,
+                "first seen": lambda p: when(p.first_seen),
+                "last seen": lambda p: when(p.last_seen),
+                "accepted": lambda p: p.work.accepted,
+                "rejected": lambda p: p.work.refused,
+                "hours": lambda p: round(p.work.device_s / 3600, 2),
+                "credits": lambda p: credit(p.earned_micro),
+            },
+            "No participant yet.",
+        )
 
 
 def write_report(people: Sequence[VolunteerSummary]) -> None:
@@ -618,9 +683,10 @@ def export(
     """Write a version as safetensors with a model card, or for another library; or publish it on a
     model hub, private at first.
     """
+    from coordinator.admin.runs import ExportRun
     from coordinator.runs.model_hub import PREFIX
 
-    request = {"name": name, "version": version, "format": format, "dtype": dtype}
+    request = ExportRun(name=name, version=version, format=format, dtype=dtype)
     if to.startswith(PREFIX):
         done = _published(where, request, to)
     else:
@@ -633,13 +699,17 @@ def export(
     print(f'Version {done.version} of "{done.run}" is in {done.path} ({size(done.bytes)}{loss}).')
 
 
-def _exported(where: Where, request: dict[str, Any], to: Path) -> Any:
+def _exported(where: Where, request: ExportRun, to: Path) -> Exported:
+    import msgspec
+
+    from coordinator.admin import runs as commands
+
     if where.remote:
         return _fetched(where, request, to)
-    return call(where, "run.export", to=str(to), **request).exported
+    return call(where, commands.export, msgspec.structs.replace(request, to=str(to))).exported
 
 
-def _published(where: Where, request: dict[str, Any], to: str) -> Any:
+def _published(where: Where, request: ExportRun, to: str) -> Exported:
     import tempfile
 
     import msgspec
@@ -653,13 +723,14 @@ def _published(where: Where, request: dict[str, Any], to: str) -> Any:
     return msgspec.structs.replace(done, path=url)
 
 
-def _fetched(where: Where, request: dict[str, Any], to: Path) -> Any:
+def _fetched(where: Where, request: ExportRun, to: Path) -> Exported:
     import msgspec
 
+    from coordinator.admin import runs as commands
     from shared.files.new_folder import empty
 
     empty(to, "the export")
-    reply = call(where, "run.export", **request)
+    reply = call(where, commands.export, request)
     connection = where.connection()
     for file in reply.exported.files:
         connection.get(reply.box, file, to / Path(file).name)

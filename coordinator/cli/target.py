@@ -13,7 +13,7 @@ from contextlib import (
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from cyclopts import Group, Parameter
 
@@ -23,15 +23,15 @@ from shared.errors import BadRequest, Configuration
 from shared.programs.command_hints import completed, options
 
 if TYPE_CHECKING:
-    from coordinator.admin.command import Needs, OrganiserCommand
+    from coordinator.admin.command import CommandSender, Needs, OrganiserCommand, Q, R
     from coordinator.admin.remote_server import RemoteServer
     from coordinator.config import Settings
     from coordinator.services import Coordinator
-    from coordinator.top.watch import CommandSender
 
 WATCHED_S = 5.0  # time that a watched server has for one answer
 TARGET = Group("Which coordinator", sort_key=50)
 URLS = ("database", "blobs")  # settings that may hold a password
+T = TypeVar("T")
 
 
 @Parameter(name="*")
@@ -63,8 +63,8 @@ class Where:
         """Return the address of the server, or ""."""
         return self.server or os.environ.get("COORDINATOR_SERVER", "")
 
-    def settings(self) -> Any:
-        """Return the settings in force (a `Settings`)."""
+    def settings(self) -> Settings:
+        """Return the settings in force."""
         from coordinator.config import load
 
         return load(self.flags, config=self.config)
@@ -74,8 +74,8 @@ class Where:
         """Return the settings that are given on the command line."""
         return {"data_dir": self.data_dir, "database": self.database, "blobs": self.blobs}
 
-    def connection(self) -> Any:
-        """Return the named server (a `RemoteServer`)."""
+    def connection(self) -> RemoteServer:
+        """Return the named server."""
         from coordinator.admin.remote_server import RemoteServer
 
         named = os.environ.get("COORDINATOR_TOKEN_FILE")
@@ -110,28 +110,43 @@ HERE = TargetOptions()
 
 def of_command_line(argv: Sequence[str]) -> Where:
     """Return the coordinator that a command line names, even one that cannot be parsed."""
-    values: dict[str, Any] = {}
+    values: dict[str, str] = {}
     for word, following in pairwise([*argv, ""]):
         option, equals, value = word.partition("=")
         name = option.removeprefix("--").replace("-", "_")
         if option.startswith("--") and name in Where.__dataclass_fields__:
             values[name] = value if equals else following
-    return Where(**values)
+    paths = {name: Path(values[name]) for name in ("config", "token_file") if name in values}
+    return Where(
+        data_dir=values.get("data_dir"),
+        database=values.get("database"),
+        blobs=values.get("blobs"),
+        server=values.get("server"),
+        config=paths.get("config"),
+        token_file=paths.get("token_file"),
+    )
 
 
-def call(where: Where, name: str, /, **request: object) -> Any:
-    """Run a command of the registry, here or on a server; return its reply struct."""
-    reply = _call(where, name, request)
-    return reply if getattr(where, "json", False) else addressed(where, name, reply)
+def call(where: Where, command: OrganiserCommand[Q, R], ask: Q) -> R:
+    """Run a command, here or on a server. Raises BadRequest for values out of their bounds."""
+    import msgspec
+
+    if where.remote and not command.remote:
+        name = command.name.replace(".", " ")
+        raise BadRequest(f"{name} works on the server's own machine: leave --server out")
+    try:
+        ask = convert(msgspec.to_builtins(ask), command.request)
+    except msgspec.ValidationError as error:
+        raise BadRequest(complaint(error, "option")) from error
+    reply = where.connection().call(command, ask) if where.remote else _here(where, command, ask)
+    return reply if getattr(where, "json", False) else addressed(where, command, reply)
 
 
-def addressed(where: Where, name: str, reply: Any) -> Any:
+def addressed(where: Where, command: OrganiserCommand[Q, R], reply: R) -> R:
     """Return the reply of a command with sentences that name the coordinator of `where`."""
     import msgspec
 
-    from coordinator.admin.registry import COMMANDS
-
-    def complete(value: Any) -> Any:
+    def complete(value: object) -> object:
         match value:
             case str():
                 return where.hint(value)
@@ -141,42 +156,27 @@ def addressed(where: Where, name: str, reply: Any) -> Any:
                 return {key: complete(item) for key, item in value.items()}
         return value
 
-    if not where.typed:
-        return reply
-    return convert(complete(msgspec.to_builtins(reply)), COMMANDS[name].reply)
+    return convert(complete(msgspec.to_builtins(reply)), command.reply) if where.typed else reply
 
 
-def tell(where: TargetOptions, name: str, says: Callable[[Any], str], /, **request: object) -> None:
+def tell(
+    where: TargetOptions, command: OrganiserCommand[Q, R], ask: Q, says: Callable[[R], str]
+) -> None:
     """Run a command; print its reply as JSON, or as a sentence by `says`."""
-    done = call(where, name, **request)
-    as_json(done) if where.json else print(says(done))
+    reply = call(where, command, ask)
+    as_json(reply) if where.json else print(says(reply))
 
 
 def listed(
-    where: TargetOptions, name: str, columns: Columns, empty: str, /, **request: object
+    where: TargetOptions,
+    command: OrganiserCommand[Q, tuple[T, ...]],
+    ask: Q,
+    columns: Columns[T],
+    empty: str,
 ) -> None:
     """Run a command that lists; print its rows as JSON or as a table, or `empty`."""
-    rows = call(where, name, **request)
+    rows = call(where, command, ask)
     as_json(rows) if where.json else table(rows, columns, where.hint(empty))
-
-
-def _call(where: Where, name: str, request: dict[str, object]) -> Any:
-    import msgspec
-
-    from coordinator.admin.registry import COMMANDS
-
-    command = COMMANDS[name]
-    try:
-        ask = convert(request, command.request)
-    except msgspec.ValidationError as error:
-        raise BadRequest(complaint(error, "option")) from error
-    if where.remote:
-        if not command.remote:
-            raise BadRequest(
-                f"{name.replace('.', ' ')} works on the server's own machine: leave --server out"
-            )
-        return where.connection().call(name, ask, command.reply)
-    return _here(where, command, ask)
 
 
 @asynccontextmanager
@@ -196,19 +196,14 @@ async def reached(
     import asyncio
     from importlib import import_module
 
-    for heavy in ("coordinator.admin.registry", "coordinator.services"):
-        # loaded in a thread: this takes a second, in which the screen is drawn
-        await asyncio.to_thread(import_module, heavy)
-    from coordinator.admin.registry import COMMANDS
+    # loaded in a thread: this takes a second, in which the screen is drawn
+    await asyncio.to_thread(import_module, "coordinator.services")
 
     if where.remote:
         server = where.connection().within(timeout_s)
 
-        async def there(name: str, /, **request: object) -> Any:
-            command = COMMANDS[name]
-            ask = convert(request, command.request)
-            reply = await asyncio.to_thread(server.call, name, ask, command.reply)
-            return addressed(where, name, reply)
+        async def there(command: OrganiserCommand[Q, R], ask: Q, /) -> R:
+            return addressed(where, command, await asyncio.to_thread(server.call, command, ask))
 
         yield there, server
         return
@@ -217,15 +212,13 @@ async def reached(
     with await _place(where.settings(), needs) as (place, keyless):
         async with opened(place, keyless=keyless) as coordinator:
 
-            async def here(name: str, /, **request: object) -> Any:
-                command = COMMANDS[name]
-                reply = await command.run(coordinator, convert(request, command.request))
-                return addressed(where, name, reply)
+            async def here(command: OrganiserCommand[Q, R], ask: Q, /) -> R:
+                return addressed(where, command, await command.run(coordinator, ask))
 
             yield here, coordinator
 
 
-def _here(where: Where, command: OrganiserCommand[Any, Any], ask: Any) -> Any:
+def _here(where: Where, command: OrganiserCommand[Q, R], ask: Q) -> R:
     import asyncio
 
     from coordinator.storage.folders import data_directory
@@ -238,7 +231,7 @@ def _here(where: Where, command: OrganiserCommand[Any, Any], ask: Any) -> Any:
 
     configure("warning", as_json=False)
 
-    async def run() -> Any:
+    async def run() -> R:
         with await _place(settings, command.needs) as (place, keyless):
             async with opened(place, keyless=keyless) as coordinator:
                 if command.needs != "database":

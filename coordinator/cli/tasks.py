@@ -22,19 +22,25 @@ def listing(
     where: TargetOptions = HERE,
 ) -> None:
     """List the tasks that wait, are held, or were discarded after several volunteers failed."""
-    columns = {
-        "task": lambda t: t.id,
-        "run": lambda t: t.run,
-        "state": lambda t: t.state,
-        "pass": lambda t: t.pass_no,
-        "samples": lambda t: f"{t.start}-{t.stop}",
-        "failures": lambda t: t.failures,
-        "timeouts": lambda t: t.timeouts,
-        "by": lambda t: t.workers,
-        "last": lambda t: t.message[:80],
-    }
-    empty = "No task has failed for good." if failed else "No task is open."
-    listed(where, "task.list", columns, empty, run=run, failed=failed)
+    from coordinator.admin import tasks as commands
+
+    listed(
+        where,
+        commands.listing,
+        commands.ListTasks(run=run, failed=failed),
+        {
+            "task": lambda t: t.id,
+            "run": lambda t: t.run,
+            "state": lambda t: t.state,
+            "pass": lambda t: t.pass_no,
+            "samples": lambda t: f"{t.start}-{t.stop}",
+            "failures": lambda t: t.failures,
+            "timeouts": lambda t: t.timeouts,
+            "by": lambda t: t.workers,
+            "last": lambda t: t.message[:80],
+        },
+        "No task has failed for good." if failed else "No task is open.",
+    )
 
 
 @app.command
@@ -46,8 +52,10 @@ def requeue(
     where: TargetOptions = HERE,
 ) -> None:
     """Queue failed tasks again and reset their failures."""
-    request = {"ids": ids, "run": run, "every": whole, "reason": reason}
-    tell(where, "task.requeue", lambda done: f"{len(done.ids)} tasks queued again.", **request)
+    from coordinator.admin import tasks as commands
+
+    request = commands.Requeue(ids=ids, run=run, every=whole, reason=reason)
+    tell(where, commands.requeue, request, lambda tasks: f"{len(tasks.ids)} tasks queued again.")
 
 
 def add_to(parent: App) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from coordinator.admin.command import NameRequest
 from coordinator.cli import datasets
 from coordinator.cli.listing import as_json
 from coordinator.cli.target import HERE, TargetOptions, call
@@ -34,6 +35,8 @@ def try_folder(
 
     Prints each command that it stands for.
     """
+    from coordinator.admin import people_commands, runs
+
     path = existing(folder)
     name = name or _name_of(path)
     file = Path(f"{name}.toml")
@@ -49,12 +52,12 @@ def try_folder(
     text = _run_file(name, licence)
     file.write_text(text, encoding="utf-8")
     _said(where, "run", "create", str(file))
-    draft = call(where, "run.create", text=text)
+    draft = call(where, runs.create, runs.CreateRun(text=text))
     _said(where, "run", "start", name)
-    run = call(where, "run.start", name=name)
+    run = call(where, runs.start, NameRequest(name=name))
     _said(where, "invite", "create", "--uses", str(INVITE_USES), "--days", str(INVITE_DAYS))
-    request = {"count": 1, "uses": INVITE_USES, "expires_s": INVITE_DAYS * DAY_S}
-    (invite,) = call(where, "invite.create", **request)
+    request = people_commands.CreateInvites(uses=INVITE_USES, expires_s=INVITE_DAYS * DAY_S)
+    (invite,) = call(where, people_commands.invite_create, request)
     if where.json:
         as_json({"run": run.name, "file": str(file), "link": invite.link})
         return

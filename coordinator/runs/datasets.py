@@ -30,12 +30,16 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
     from shared.clock import Clock
+    from shared.workloads.data.image_dataset import ImageBuild
+    from shared.workloads.data.text_dataset import TextBuild
 
 STOPPED_S = 0.5  # interval at which a waiting thread looks whether its build was stopped
 ANNOUNCED_S = 600.0  # interval of announcing the chunks of a long build again
 Build = Callable[[Callable[[bytes], str]], DatasetManifest]
 # Receives the progress of a build for the waiting command.
-progress: ContextVar[Callable[[Any], None] | None] = ContextVar("progress", default=None)
+progress: ContextVar[Callable[[TextBuild | ImageBuild], None] | None] = ContextVar(
+    "progress", default=None
+)
 
 
 class _ChunkStore:

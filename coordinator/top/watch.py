@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from rich.live import Live
 from rich.text import Text
 
+from coordinator.admin.command import CommandSender
 from coordinator.top.tables import lines
 from shared.clock import Clock, SystemClock
 from shared.errors import Configuration, Unauthorized, VolunteerError
@@ -24,12 +25,6 @@ LATE_S = 6.0  # age from which a picture is marked as old
 FORGET, QUIT = "f", "q"
 ASKING = "asking the coordinator"
 KEYS = f"{FORGET} forget servers that are gone   {QUIT} quit"
-
-
-class CommandSender(Protocol):
-    """Runs an organiser's command, here or on a server."""
-
-    async def __call__(self, command: str, /, **request: object) -> Any: ...
 
 
 Connect = Callable[[], AbstractAsyncContextManager[CommandSender]]
@@ -53,9 +48,13 @@ async def pictures(
     while True:
         try:
             async with connect() as ask:
+                from coordinator.admin import upkeep_commands  # loaded by the connection
+
                 while True:
                     forget = FORGET in typed
-                    newest: Overview = await ask("top", forget_silent=forget)
+                    newest = await ask(
+                        upkeep_commands.top, upkeep_commands.Top(forget_silent=forget)
+                    )
                     if forget:  # a key that was typed meanwhile is for the next request
                         typed.discard(FORGET)
                     # the same overview again: the server was too busy to make another

@@ -40,7 +40,6 @@ MODULES = [
     "asyncpg",
     "coordinator.http.app",
     "coordinator.cli.main",
-    "coordinator.admin.registry",
     "coordinator.http.openapi",
     "coordinator.http.routes.handlers",
     "coordinator.http.server",

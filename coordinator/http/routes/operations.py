@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from coordinator.admin.registry import COMMANDS
+from typing import Any
+
+from coordinator.admin import (
+    checker_commands,
+    datasets,
+    people_commands,
+    runs,
+    tasks,
+    upkeep_commands,
+)
+from coordinator.admin.command import OrganiserCommand
 from coordinator.http.routes.endpoint_app import Call, Reply, check_metrics, json_reply
 from coordinator.http.routes.metrics import exposition
 from coordinator.request_body import body_stream, read_body, read_json
@@ -11,6 +21,12 @@ from shared.protocol.accounts import ServerInfo
 from shared.protocol.base import Health, StoredFile
 from shared.protocol.endpoint import BYTES
 
+COMMANDS: dict[str, OrganiserCommand[Any, Any]] = {
+    command.name: command
+    for module in (runs, datasets, tasks, people_commands, checker_commands, upkeep_commands)
+    for command in vars(module).values()
+    if isinstance(command, OrganiserCommand)
+}
 ADMIN_BYTES_MAX = 16 << 20  # largest request: a run file, a class list
 
 

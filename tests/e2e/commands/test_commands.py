@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from coordinator.admin.registry import COMMANDS
 from coordinator.cli.main import app
+from coordinator.http.routes.operations import COMMANDS
 from shared.network.links import parse_link
 from shared.programs.usage_errors import OF_THE_OTHER
 from tests.support.command_line import Run, corpus, json_lines, the_next
@@ -325,7 +325,7 @@ def test_afar_is_as_here(
         assert (wrong.code, wrong.out) == (78, "")
 
 
-def test_every_command_of_the_registry_is_typed() -> None:
+def test_every_command_of_the_organiser_refuses_unknown_fields() -> None:
     for name, command in COMMANDS.items():
         assert command.name == name
         assert command.request.__struct_config__.forbid_unknown_fields

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.admin.registry import COMMANDS
+from coordinator.http.routes.operations import COMMANDS
 from tests.support.command_line import Run
 from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import RUN

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from coordinator.admin.registry import COMMANDS
 from coordinator.database import runs, versions
 from coordinator.database.runs import RunRow
 from coordinator.database.tables.merges import merges
 from coordinator.database.tables.versions import heldout_sums
+from coordinator.http.routes.operations import COMMANDS
 from coordinator.rules.run_file import StopSettings
 from coordinator.runs.definition import definition
 from shared.errors import BadRequest

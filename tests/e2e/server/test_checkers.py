@@ -14,15 +14,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
+from coordinator.admin import checker_commands
+from coordinator.admin.checker_commands import HeldRecompute, ReportRecompute, TakeRecompute
 from coordinator.admin.checker_machine import BlobFolder, Checker, CheckerResult, CheckerStep
-from coordinator.admin.registry import COMMANDS
+from coordinator.admin.command import CommandSender, OrganiserCommand, Q, R
 from coordinator.admin.remote_server import RemoteServer
+from coordinator.checking.checkers import CheckerOutcome
+from coordinator.checking.recompute import RecomputeTask
 from coordinator.checking.redo import machine_of
 from coordinator.compute import Compute
 from coordinator.database import recomputes
 from coordinator.database.tables.trust import recomputes as rows
-from coordinator.rules.checks import HOLD_S, ComputeDevice
-from shared.decoding import convert
+from coordinator.rules.checks import HOLD_S, ComputeDevice, Redone
 from shared.errors import BadRequest, Configuration, Internal, NotFound, Unauthorized
 from tests.e2e.server.test_recomputes import balances, lazy, results, run_file
 from tests.support.command_line import Run
@@ -31,7 +34,6 @@ from tests.support.local_volunteer import LocalMachine
 from tests.support.served import served
 
 CPU = ComputeDevice(kind="cpu")
-HERE = {"kind": "cpu"}
 CARD = ComputeDevice(kind="cuda", model="A Card 12 GB")
 TASKS = 3
 
@@ -75,14 +77,23 @@ async def states(home: LocalCoordinator, wanted: dict[str, int]) -> None:
             await asyncio.sleep(0.02)
 
 
-def asks(home: LocalCoordinator) -> Any:
+def asks(home: LocalCoordinator) -> CommandSender:
     """Commands of the organiser, without a network."""
 
-    async def ask(name: str, /, **request: Any) -> Any:
-        command = COMMANDS[name]
-        return await command.run(home.coordinator, convert(request, command.request))
+    async def ask(command: OrganiserCommand[Q, R], ask: Q, /) -> R:
+        return await command.run(home.coordinator, ask)
 
     return ask
+
+
+def wanted(hold: str, name: str = "x", machine: ComputeDevice = CPU) -> TakeRecompute:
+    return TakeRecompute(name=name, machine=machine, hold=hold)
+
+
+async def taken_by(ask: CommandSender, hold: str, name: str = "x") -> RecomputeTask:
+    task = (await ask(checker_commands.take, wanted(hold, name))).task
+    assert task is not None
+    return task
 
 
 def checker(
@@ -98,10 +109,8 @@ async def test_a_checker_elsewhere_does_honest_work_again(
     async with drawn(tmp_path, database_url) as home, served(home) as url:
         server = RemoteServer.of(url, home.coordinator.settings.admin_token_file)
 
-        async def ask(name: str, /, **request: Any) -> Any:
-            command = COMMANDS[name]
-            wanted = convert(request, command.request)
-            return await asyncio.to_thread(server.call, name, wanted, command.reply)
+        async def ask(command: OrganiserCommand[Q, R], ask: Q, /) -> R:
+            return await asyncio.to_thread(server.call, command, ask)
 
         folder = tmp_path / "fetched"
         folder.mkdir()
@@ -136,15 +145,18 @@ async def test_what_a_checker_finds_made_up_ends_its_account(
 async def test_another_class_of_device_suspends_nobody(tmp_path: Path) -> None:
     async with drawn(tmp_path, "", lazy, tasks=1) as home:
         ask = asks(home)
-        taken = await ask("checker.take", name="x", machine=HERE, hold="a" * 32)
-        report: dict[str, Any] = {"contribution": taken.task.contribution, "hold": "a" * 32}
-        report["machine"] = {"kind": "cuda", "model": "A Card"}
-        report["outcome"] = {"found": {"cosine": 0.1, "norm_ratio": 2.0}}
-        done = await ask("checker.report", **report)
-        assert done.result == "unproven"
-        assert "cuda (A Card) cannot be compared" in done.message
-        again = await ask("checker.report", **report)
-        assert again == done  # a report whose reply was lost
+        task = await taken_by(ask, "a" * 32)
+        report = ReportRecompute(
+            contribution=task.contribution,
+            hold="a" * 32,
+            machine=ComputeDevice(kind="cuda", model="A Card"),
+            outcome=CheckerOutcome(found=Redone(cosine=0.1, norm_ratio=2.0)),
+        )
+        verdict = await ask(checker_commands.report, report)
+        assert verdict.result == "unproven"
+        assert "cuda (A Card) cannot be compared" in verdict.message
+        # a report whose reply was lost
+        assert await ask(checker_commands.report, report) == verdict
         assert (await balances(home, "Ann"))[0] == "vetted"  # she was vouched for
 
 
@@ -153,30 +165,33 @@ async def test_a_hold_that_is_not_renewed_goes_to_another(
 ) -> None:
     async with drawn(tmp_path, database_url, tasks=1) as home:
         ask = asks(home)
-        first = await ask("checker.take", name="x", machine=HERE, hold="a" * 32)
-        assert await ask("checker.take", name="x", machine=HERE, hold="a" * 32) == first
-        number = first.task.contribution
-        assert (await ask("checker.take", name="y", machine=HERE, hold="b" * 32)).task is None
-        assert (await ask("checker.renew", contribution=number, hold="a" * 32)).held
+        first = await taken_by(ask, "a" * 32)
+        assert await taken_by(ask, "a" * 32) == first
+        recompute = HeldRecompute(contribution=first.contribution, hold="a" * 32)
+        assert (await ask(checker_commands.take, wanted("b" * 32, "y"))).task is None
+        assert (await ask(checker_commands.renew, recompute)).held
         await home.clock.advance(HOLD_S + 1)
-        second = await ask("checker.take", name="y", machine=HERE, hold="b" * 32)
-        assert second.task.contribution == number
-        assert not (await ask("checker.renew", contribution=number, hold="a" * 32)).held
+        second = await taken_by(ask, "b" * 32, "y")
+        assert second.contribution == first.contribution
+        assert not (await ask(checker_commands.renew, recompute)).held
+        differing = ReportRecompute(
+            contribution=first.contribution,
+            hold="a" * 32,
+            machine=CPU,
+            outcome=CheckerOutcome(found=Redone(cosine=0.0, norm_ratio=1.0)),
+        )
         with pytest.raises(Exception, match="another's by now"):
-            await ask(
-                "checker.report",
-                contribution=number,
-                hold="a" * 32,
-                machine=HERE,
-                outcome={"found": {"cosine": 0.0, "norm_ratio": 1.0}},
-            )
+            await ask(checker_commands.report, differing)
         with pytest.raises(BadRequest, match="32 hexadecimal"):
-            await ask("checker.take", name="x", machine=HERE, hold="x")
+            await ask(checker_commands.take, wanted("x"))
+        second_card = wanted("c" * 32, machine=ComputeDevice(kind="cuda:0"))
         with pytest.raises(BadRequest, match="not a class of devices"):
-            await ask("checker.take", name="x", machine={"kind": "cuda:0"}, hold="c" * 32)
-        told = {"machine": HERE, "outcome": {"unusable": "x"}}
+            await ask(checker_commands.take, second_card)
+        unknown = ReportRecompute(
+            contribution=99, hold="c" * 32, machine=CPU, outcome=CheckerOutcome()
+        )
         with pytest.raises(NotFound, match="not to be done again"):
-            await ask("checker.report", contribution=99, hold="c" * 32, **told)
+            await ask(checker_commands.report, unknown)
 
 
 async def test_one_that_is_stopped_gives_back_and_what_two_cannot_do_the_server_does(
@@ -248,8 +263,8 @@ async def test_the_server_leaves_to_checkers_what_they_are_there_for(tmp_path: P
 async def test_any_blob_is_for_the_organiser_alone(tmp_path: Path) -> None:
     async with drawn(tmp_path, "", tasks=1) as home, served(home) as url:
         server = RemoteServer.of(url, home.coordinator.settings.admin_token_file)
-        taken = await asks(home)("checker.take", name="x", machine=HERE, hold="a" * 32)
-        name, path = taken.task.given.sha256, tmp_path / "update"
+        task = await taken_by(asks(home), "a" * 32)
+        name, path = task.given.sha256, tmp_path / "update"
         await asyncio.to_thread(server.blob, name, path)
         whole = path.read_bytes()
         path.write_bytes(whole[:100])  # it broke off

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.admin import runs
 from coordinator.admin.command import EmptyRequest
-from coordinator.admin.registry import COMMANDS
 from coordinator.admin.remote_server import RemoteServer
 from shared.clock import SystemClock
 from shared.errors import Configuration, Unreachable
@@ -104,14 +104,14 @@ async def test_volunteer_and_organiser_go_through_a_proxy_with_a_password(
             info = await asked(Address(url=URL, tls_pin=pin))
             assert info.fingerprint == key
             remote = RemoteServer.of(f"{URL}/join#key={key}+pin={pin}", server.token_file)
-            assert remote.call("run.list", EmptyRequest(), COMMANDS["run.list"].reply) == ()
+            assert remote.call(runs.listing, EmptyRequest()) == ()
             assert {line.rpartition(" ")[0] for line in proxy.asked} == {
                 "CONNECT train.example.org:8765"
             }
             monkeypatch.setenv("HTTPS_PROXY", f"http://{place}")
             remote = RemoteServer.of(f"{URL}/join#key={key}+pin={pin}", server.token_file)
             with pytest.raises(Unreachable, match=f"through the proxy http://{place}: .*407"):
-                remote.call("run.list", EmptyRequest(), COMMANDS["run.list"].reply)
+                remote.call(runs.listing, EmptyRequest())
     monkeypatch.setenv("HTTPS_PROXY", "socks4://127.0.0.1:9")
     with pytest.raises(Configuration, match=r"the proxy socks4://127.0.0.1:9 cannot be used"):
         RemoteServer.of(f"{URL}/join#key={key}+pin={pin}", server.token_file)

@@ -11,8 +11,8 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from coordinator.admin.registry import COMMANDS
 from coordinator.http.app import create_app
+from coordinator.http.routes.operations import COMMANDS
 from shared.protocol.contributions import Verdict
 from shared.protocol.limits import API
 from shared.protocol.listings import LedgerRow

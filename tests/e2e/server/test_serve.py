@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from coordinator.accounts.server_identity import ServerAddress
+from coordinator.admin import people_commands, runs
 from coordinator.admin.command import EmptyRequest
 from coordinator.admin.people_commands import CreateInvites
-from coordinator.admin.registry import COMMANDS
 from coordinator.admin.remote_server import RemoteServer
 from coordinator.cli.main import main
 from coordinator.config import Settings
@@ -121,12 +121,12 @@ async def test_the_lines_to_send_are_for_an_address_that_others_reach(tmp_path: 
     async with opened(Settings(data_dir=str(tmp_path), name="Lab")) as coordinator:
         await coordinator.server.set_address(ServerAddress(url="http://127.0.0.1:1"))
         assert "To send" not in "".join(await welcome(coordinator))
-        (invite,) = await COMMANDS["invite.create"].run(coordinator, CreateInvites())
+        (invite,) = await people_commands.invite_create.run(coordinator, CreateInvites())
         assert invite.message == ()
         address = ServerAddress(url="https://192.168.1.17:1", tls_pin="ab" * 32)
         await coordinator.server.set_address(address)
         said = "\n".join(await welcome(coordinator))
-        (invite,) = await COMMANDS["invite.create"].run(coordinator, CreateInvites())
+        (invite,) = await people_commands.invite_create.run(coordinator, CreateInvites())
     for text in (said, "\n".join(invite.message)):
         assert "uvx pipx install" in text
         assert f"volunteer join '{address.url}/join#key=" in text
@@ -202,13 +202,12 @@ def test_beyond_loopback_it_encrypts_and_the_link_pins_the_certificate(
             assert until_closed(no_handshake) == b""
         assert len(link.tls_pin) == 64
         remote = RemoteServer.of(server.link, server.token_file)
-        reply = COMMANDS["run.list"].reply
-        assert remote.call("run.list", EmptyRequest(), reply) == ()
+        assert remote.call(runs.listing, EmptyRequest()) == ()
         other = server.link.replace(link.tls_pin, "0" * 64)
         with pytest.raises(Unauthorized, match="another certificate"):
-            RemoteServer.of(other, server.token_file).call("run.list", EmptyRequest(), reply)
+            RemoteServer.of(other, server.token_file).call(runs.listing, EmptyRequest())
         with pytest.raises(Configuration, match="whole join link"):
-            RemoteServer.of(link.url, server.token_file).call("run.list", EmptyRequest(), reply)
+            RemoteServer.of(link.url, server.token_file).call(runs.listing, EmptyRequest())
         assert server.stop() == 0
     assert (tmp_path / "tls.key").stat().st_mode & 0o777 == 0o600
     with forked(tmp_path, "--host", "0.0.0.0", "--port", "0") as again:

@@ -22,9 +22,9 @@ import pytest
 import uvicorn
 
 from coordinator.admin.datasets import AddDataset, add
-from coordinator.admin.registry import COMMANDS
 from coordinator.database.ledger import gifts
 from coordinator.http.app import create_app
+from coordinator.http.routes.operations import COMMANDS
 from coordinator.http.server import listen
 from coordinator.inference.builtin import BuiltinEngine, Power
 from coordinator.simulate.scenario import from_table

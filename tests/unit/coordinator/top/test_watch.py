@@ -6,11 +6,13 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
+from coordinator.admin.command import CommandSender, OrganiserCommand, Q, R
+from coordinator.admin.upkeep_commands import Top
 from coordinator.rules import health
 from coordinator.rules.overview import (
     ContributionWindow,
@@ -28,7 +30,7 @@ from coordinator.rules.overview import (
     WorkerLine,
 )
 from coordinator.top import tables
-from coordinator.top.watch import CommandSender, drawn, pictures, typing
+from coordinator.top.watch import drawn, pictures, typing
 from shared.errors import Configuration, Unreachable, VolunteerError
 from tests.support.virtual_clock import VirtualClock
 
@@ -119,14 +121,14 @@ class FakeServer:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[CommandSender]:
-        async def ask(command: str, /, **request: Any) -> Any:
-            assert command == "top"
+        async def ask(command: OrganiserCommand[Q, R], ask: Q, /) -> R:
+            assert isinstance(ask, Top)
             self.asked += 1
-            self.forgot += request["forget_silent"]
+            self.forgot += ask.forget_silent
             self.meanwhile()
             if self.gone is not None:
                 raise self.gone
-            return self.overview
+            return cast(R, self.overview)
 
         if self.gone is not None:
             raise self.gone
