@@ -79,10 +79,11 @@ TOO_BIG: dict[str, int] = {}
 # Counts over the three packages, the tests and packaging that may only shrink, never grow.
 ONLY_SHRINKS = {
     "lines over 100 columns": 66,  # diagrams, tables and markup
-    "docstrings that begin with a noun clause": 70,  # all of them in tests
+    "docstrings that begin with a noun clause": 69,  # all of them in tests
     "settings of coordinator, volunteer, run file and plan": 179,
     "first lines that name no thing": 47,
     "functions with a pronoun or participle as a name": 90,
+    "lines of the product with Any": 538,
 }
 LINE_COLUMNS_MAX = 100
 # Names that more than one class, or more than one file, of the product has. They only get fewer.
@@ -295,6 +296,14 @@ def _long_lines() -> int:
     )
 
 
+def _untyped_lines() -> int:
+    return sum(
+        re.search(r"\bAny\b", line) is not None
+        for path in modules().values()
+        for line in path.read_text(encoding="utf-8").splitlines()
+    )
+
+
 def _noun_clauses() -> int:
     documented = [text for path in _sources() for text in docstrings(path)]
     return sum(bool(NOUN_CLAUSE.match(text)) for text in documented)
@@ -349,6 +358,7 @@ def test_what_is_counted_only_shrinks() -> None:
         "settings of coordinator, volunteer, run file and plan": _settings(),
         "first lines that name no thing": _nameless(),
         "functions with a pronoun or participle as a name": _nameless_functions(),
+        "lines of the product with Any": _untyped_lines(),
     }
     assert now.keys() == ONLY_SHRINKS.keys()
     grown = {name: (count, ONLY_SHRINKS[name]) for name, count in now.items()}

@@ -106,7 +106,7 @@ def create(
 
 
 def _say_stored(draft: CreatedRun, where: Where) -> None:
-    """Print what a stored run needs and promises, and the advice on its file."""
+    """Print the needs and the promises of a stored run, and the advice on its file."""
     run = draft.run
     print(
         f'The run "{run.name}" is stored: {run.parameters:,} parameters, '
