@@ -37,15 +37,19 @@ WORDING = (
     r"""raise \w+\((["'])(?:(?!\1).)* (?:(?!\1).)*\1\)""",
 )
 UNTRIED = "not checked"
-# mutmut's command line, with one more change: an operand of `and` or `or` alone.
+# mutmut's command line, with one more change: an operand of `and` or `or` alone. `show` takes names.
 MUTMUT = """
+import sys
 from libcst import BooleanOperation
 from mutmut.mutation.mutators import mutation_operators
 mutation_operators.append(
     (BooleanOperation, lambda node: (node.left.deep_clone(), node.right.deep_clone()))
 )
 from mutmut.__main__ import cli
-cli()
+for name in sys.argv[2:] if sys.argv[1] == "show" else ():
+    cli(["show", name], standalone_mode=False)
+if sys.argv[1] != "show":
+    cli()
 """
 KILLED = ("killed", "timeout", "segfault", "suspicious", "caught by type check")
 
@@ -146,24 +150,28 @@ def statuses(folder: Path) -> dict[str, str]:
     return found
 
 
-def change(folder: Path, name: str) -> str:
-    """Return the lines of a mutant that differ."""
-    old: list[str] = []
-    new: list[str] = []
-    for line in mutmut(folder, "show", name).splitlines():
-        if re.match(r"[-+](?![-+]{2})", line):
-            (old if line[0] == "-" else new).append(line[1:].strip())
-    return f"{' '.join(old)} => {' '.join(new)}"
+def changes(folder: Path, names: list[str]) -> dict[str, str]:
+    """Return the lines that differ in each of these mutants."""
+    shown = mutmut(folder, "show", *names) if names else ""
+    changes = {}
+    for text in re.split("(?m)^# ", shown)[1:]:
+        head, *lines = text.splitlines()
+        old, new = (
+            " ".join(line[1:].strip() for line in lines if re.match(sign, line))
+            for sign in ("-(?![-+]{2})", r"\+(?![-+]{2})")
+        )
+        changes[head.partition(": ")[0]] = f"{old} => {new}"
+    return changes
 
 
 def judge(name: str, piece: Piece, folder: Path) -> bool:
     """Print the survivors of a piece. Return True if few enough survived."""
     found = statuses(folder)
     counts = Counter(found.values())
+    alive = [mutant for mutant, status in found.items() if status not in (*KILLED, UNTRIED)]
     left = [
-        Survivor(name=mutant, status=status, change=change(folder, mutant))
-        for mutant, status in found.items()
-        if status not in (*KILLED, UNTRIED)
+        Survivor(name=mutant, status=found[mutant], change=change)
+        for mutant, change in changes(folder, alive).items()
     ]
     excused = {(each.function, each.change): each for each in piece.equivalent}
     seen = {(each.function, each.change) for each in left}
