@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from coordinator.accounts.accounts import Principal
-from coordinator.database import tasks
+from coordinator.database import runs, tasks
 from coordinator.database.engine.open_database import Database
 from coordinator.database.members import heldout_rows, member_rows
 from coordinator.database.tables.accounts import volunteers, workers
@@ -20,6 +20,7 @@ from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.tasks import tasks as tasks_table
 from coordinator.database.tables.versions import evaluations, heldout_sums
 from coordinator.runs import member_figures
+from coordinator.runs.member_figures import MemberFigures, MemberLoss
 from coordinator.scheduling.member_data import MemberDeclarations
 from coordinator.scheduling.queue import Queue
 from coordinator.signals import Signals
@@ -56,11 +57,14 @@ class Ward:
     async def write(self, fn: Callable[[Connection], T]) -> T:
         return await self.db.write(fn)
 
-    async def declare(self, who: Principal, samples: int = 20, run: str = "ward") -> None:
-        await self.data.declare(who, run, MemberData(samples=samples, items=8 * samples))
+    async def declare(
+        self, who: Principal, samples: int = 20, run: str = "ward", edition: str = ""
+    ) -> None:
+        numbers = MemberData(samples=samples, items=8 * samples, heldout=3, edition=edition)
+        await self.data.declare(who, run, numbers)
 
-    async def lease(self) -> Lease:
-        lease = (await claim(self.queue, self.ann, runs=("ward",))).lease
+    async def lease(self, who: Principal | None = None, run: str = "ward") -> Lease:
+        lease = (await claim(self.queue, who or self.ann, runs=(run,))).lease
         assert lease is not None
         return lease
 
@@ -71,18 +75,38 @@ class Ward:
         query = sa.select(tasks_table.c.state).order_by(tasks_table.c.id)
         return await self.db.read(lambda conn: [*conn.execute(query).scalars()])
 
+    async def best(self, run: int | None = None) -> int | None:
+        row = await self.db.read(lambda conn: runs.by_id(conn, run or self.run))
+        return row.best
+
+    async def figures(self) -> MemberFigures | None:
+        row = await self.db.read(lambda conn: runs.by_id(conn, self.run))
+        return await self.db.read(lambda conn: member_figures.figures(conn, row))
+
     async def declared(self) -> list[str]:
         """Return the machines whose data count."""
         rows = await self.db.read(lambda conn: member_rows.of_run(conn, self.run))
         return sorted(row.worker_id for row in rows)
 
-    async def measure(self, who: Principal, loss: float, version: int = 0) -> None:
+    async def measure(
+        self, who: Principal, loss: float, version: int = 0, run: int | None = None
+    ) -> None:
         sums = HeldoutSums(version=version, loss_sum=10 * loss, items=10)
         owner = (who.volunteer_id, who.worker_id)
-        await self.write(lambda conn: member_figures.record_loss(conn, self.run, owner, sums))
+        of_run = run or self.run
+        await self.write(lambda conn: member_figures.record_loss(conn, of_run, owner, sums))
+
+    async def add_versions(self, until: int) -> None:
+        def add(conn: Connection) -> None:
+            for version in range(1, until + 1):
+                add_version(conn, self.run, version)
+                add_evaluation(conn, self.run, version)
+
+        await self.write(add)
 
     async def losses(self) -> dict[int, tuple[float, ...]]:
-        return await self.db.read(lambda conn: heldout_rows.losses(conn, self.run))
+        losses = await self.db.read(lambda conn: heldout_rows.losses(conn, self.run))
+        return {version: tuple(sorted(means)) for version, means in losses.items()}
 
 
 @pytest.fixture
@@ -127,6 +151,82 @@ async def test_the_same_numbers_again_keep_the_pass_and_its_waiting_tasks(ward: 
     await ward.declare(ward.ann)
     assert await ward.states() == ["todo"]
     assert (await ward.lease()).task == first.task
+
+
+async def test_each_machine_goes_through_its_data_once_a_pass(ward: Ward) -> None:
+    await ward.declare(ward.ann)
+    leases = [await ward.lease() for _ in range(4)]
+    assert [(lease.job.start, lease.job.stop) for lease in leases] == [
+        (0, 8),
+        (8, 16),
+        (16, 20),
+        (0, 8),
+    ]
+    first, second, third, again = [lease.job.order_seed for lease in leases]
+    assert (first == second == third, first != again) == (True, True)
+    row = await ward.db.read(lambda conn: member_rows.row_of(conn, ward.run, ward.ann.worker_id))
+    assert row is not None
+    assert (row.first_pass, row.pass_no, row.cursor) == (1, 2, 8)
+
+
+@pytest.mark.parametrize("other", [{"samples": 12}, {"edition": "b"}, None])
+async def test_other_data_cancel_the_tasks_that_wait_for_the_data_before(
+    ward: Ward, other: dict[str, Any] | None
+) -> None:
+    """And no task of another machine, or of another run; so does a withdrawal (None)."""
+    ben = await ward.write(add_worker)
+    another = await ward.write(
+        lambda conn: add_run(conn, "another", task=TASK, model=MODEL, data={"at": "members"})
+    )
+    for who, run in ((ward.ann, "ward"), (ben, "ward"), (ward.ann, "another")):
+        await ward.declare(who, run=run)
+    for who, run in ((ward.ann, "ward"), (ben, "ward"), (ward.ann, "another")):
+        lease = await ward.lease(who, run)
+        await ward.queue.release(who, lease.task, ReleaseRequest(attempt=lease.attempt))
+    if other is None:
+        await ward.data.withdraw(ward.ann, "ward")
+    else:
+        await ward.declare(ward.ann, **other)
+    t = tasks_table.c
+    query = sa.select(t.run_id, t.home, t.state, t.returned, t.ended_at).order_by(t.id)
+    rows = await ward.db.read(lambda conn: [tuple(row) for row in conn.execute(query)])
+    now = ward.clock.now()
+    assert rows == [
+        (ward.run, ward.ann.worker_id, "cancelled", False, now),
+        (ward.run, ben.worker_id, "todo", False, None),
+        (another, ward.ann.worker_id, "todo", False, None),
+    ]
+    row = await ward.db.read(lambda conn: member_rows.row_of(conn, ward.run, ward.ann.worker_id))
+    assert row is not None
+    passes = (1, 1, 8) if other is None else (2, 2, 0)
+    assert (row.first_pass, row.pass_no, row.cursor) == passes
+    assert row.declared_at == (None if other is None else now)
+
+
+async def test_who_keeps_no_data_withdraws_none(ward: Ward) -> None:
+    await ward.data.withdraw(ward.ann, "ward")
+    assert await ward.declared() == []
+
+
+async def test_who_waits_for_members_hears_of_one(ward: Ward) -> None:
+    signals = Signals()
+    watch = signals.watch("volunteers")
+    assert not await watch.wait(0)
+    numbers = MemberData(samples=20, items=160)
+    await MemberDeclarations(ward.db, ward.clock, signals).declare(ward.ann, "ward", numbers)
+    assert await watch.wait(0)
+
+
+async def test_sizes_are_of_the_machines_that_were_asked_for(ward: Ward) -> None:
+    """Also of withdrawn data, whose updates may still be merged."""
+    ben, cid = await ward.write(lambda conn: [add_worker(conn) for _ in range(2)])
+    for who, samples in ((ward.ann, 20), (ben, 7), (cid, 9)):
+        await ward.declare(who, samples)
+    await ward.data.withdraw(ben, "ward")
+    asked = [ben.worker_id, ward.ann.worker_id, ben.worker_id]
+    sizes = await ward.db.read(lambda conn: member_rows.sizes(conn, ward.run, asked))
+    assert sizes == {ward.ann.worker_id: 20, ben.worker_id: 7}
+    assert await ward.db.read(lambda conn: member_rows.sizes(conn, ward.run + 1, asked)) == {}
 
 
 async def test_a_withdrawal_leaves_what_was_submitted_to_its_verdict(ward: Ward) -> None:
@@ -206,11 +306,7 @@ async def test_who_is_not_vouched_for_declares_nothing(ward: Ward, standing: str
 async def test_losses_are_of_active_members_and_of_versions_with_files(ward: Ward) -> None:
     ben, cid = await ward.write(lambda conn: [add_worker(conn) for _ in range(2)])
 
-    def second(conn: Connection) -> None:
-        add_version(conn, ward.run, 1)
-        add_evaluation(conn, ward.run, 1)
-
-    await ward.write(second)
+    await ward.add_versions(1)
     for version in (0, 1):
         for who, loss in ((ward.ann, 1.0), (ben, 2.0), (cid, 3.0)):
             await ward.measure(who, loss + version, version)
@@ -222,6 +318,67 @@ async def test_losses_are_of_active_members_and_of_versions_with_files(ward: War
     pruned = sa.update(evaluations).where(evaluations.c.version == 0).values(pruned=True)
     await ward.write(lambda conn: conn.execute(pruned))
     assert await ward.losses() == {1: (2.0, 8.0)}
+
+
+@pytest.mark.parametrize(("by", "best"), [("mean", 1), ("worst", 2)])
+async def test_members_choose_the_best_version_by_the_choice_of_their_run(
+    ward: Ward, by: Literal["mean", "worst"], best: int
+) -> None:
+    ben, run = await ward.write(lambda conn: (add_worker(conn), add_chosen(conn, by)))
+    other, ward.run = ward.run, run
+    await ward.add_versions(3)
+    for who in (ward.ann, ben):
+        await ward.declare(who, run="chosen")
+    for version, pair in enumerate([(3.0, 3.0), (1.0, 4.0), (2.5, 3.0)]):
+        for who, loss in zip((ward.ann, ben), pair, strict=True):
+            await ward.measure(who, loss, version)
+    await ward.measure(ward.ann, 9.0, 3)
+    await ward.measure(ben, 8.0, 3)
+    assert (await ward.best(), await ward.best(other)) == (best, None)
+    of_best = {
+        1: MemberLoss(version=1, members=2, mean=2.5, worst=4.0, spread=1.5),
+        2: MemberLoss(version=2, members=2, mean=2.75, worst=3.0, spread=0.25),
+    }
+    assert await ward.figures() == MemberFigures(
+        members=2, machines=2, samples=40, items=320, heldout=6, cap=3.0, best_by=by,
+        newest=MemberLoss(version=3, members=2, mean=8.5, worst=9.0, spread=0.5),
+        best=of_best[best],
+    )  # fmt: skip
+    gone = sa.update(evaluations).where(evaluations.c.run_id == run).values(pruned=True)
+    await ward.write(lambda conn: conn.execute(gone))
+    await ward.measure(ward.ann, 0.1, 3)  # of files that nobody can have any more
+    assert await ward.best() == best
+    figures = await ward.figures()
+    assert figures is not None
+    assert (figures.newest, figures.best) == (None, None)
+
+
+def add_chosen(conn: Connection, by: str) -> int:
+    data = {"at": "members", "best": by, "cap": 3.0}
+    run = add_run(conn, "chosen", task=TASK, model=MODEL, data=data)
+    add_evaluation(conn, run, 0)
+    return run
+
+
+async def test_a_run_on_its_organisers_data_has_no_figures_of_members(ward: Ward) -> None:
+    ward.run = await ward.write(lambda conn: add_run(conn, "whole", task=TASK, model=MODEL))
+    assert await ward.figures() is None
+
+
+async def test_a_private_run_names_no_measure_by_which_members_choose(ward: Ward) -> None:
+    """Losses of its members would tell of their data."""
+    ward.run = await ward.write(
+        lambda conn: add_run(
+            conn, "private", task=TASK, model=MODEL, data={"at": "members"},
+            privacy={"epsilon": 8.0, "clip": 1.0}, stop={"versions": 2},
+        )
+    )  # fmt: skip
+    await ward.declare(ward.ann, run="private")
+    await ward.measure(ward.ann, 1.0)
+    figures = await ward.figures()
+    assert figures is not None
+    assert (figures.members, figures.best_by, figures.newest) == (1, None, None)
+    assert await ward.losses() == {}
 
 
 async def test_a_version_that_is_not_there_is_measured_by_nobody(ward: Ward) -> None:

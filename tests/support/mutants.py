@@ -37,7 +37,7 @@ WORDING = (
     r"""raise \w+\((["'])(?:(?!\1).)* (?:(?!\1).)*\1\)""",
 )
 UNTRIED = "not checked"
-# mutmut's command line, with one more change: an operand of `and` or `or` alone. `show` takes names.
+# mutmut's command line, with one more change: an operand of `and` or `or` alone; `show` takes names
 MUTMUT = """
 import sys
 from libcst import BooleanOperation

@@ -140,7 +140,7 @@ def declare(
 def withdraw(conn: sa.Connection, run_id: int, worker_id: str, now: float) -> None:
     """Withdraw the data of a machine; the run's row is locked. Its waiting tasks are cancelled."""
     row = row_of(conn, run_id, worker_id)
-    if row is None or row.declared_at is None:
+    if row is None:
         return
     conn.execute(_SET, {"its_run_id": run_id, "its_worker_id": worker_id, "declared_at": None})
     _cancel(conn, row, now)
