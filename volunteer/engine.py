@@ -236,7 +236,9 @@ class Engine:
             own_data=OwnData(home.own_data),
         )
         timing = Timing(clock=world.clock, rng=world.rng)
-        return Agent(remote, store, settings, self._hub, self._machine(loaded), timing)
+        agent = Agent(remote, store, settings, self._hub, self._machine(loaded), timing)
+        agent.count_own_data()
+        return agent
 
     # Commands.
 

@@ -46,6 +46,17 @@ def brief_games(unit: str, local_steps: int) -> tuple[str, ...]:
     )
 
 
+def alone(plan: Plan, *, noise: bool) -> tuple[str, ...]:
+    """Return the advice for a run on members' data whose versions are not mixed of several."""
+    if plan.quorum > 1 or plan.quorum_share or noise:
+        return ()
+    return (
+        "[plan] quorum = 1: each version is one member's change alone, so that two versions"
+        " together show what that member's data changed. A quorum of several members mixes them"
+        " ([privacy] adds noise)",
+    )
+
+
 def few_learnt(dataset: str, share: float) -> tuple[str, ...]:
     """Return the advice for dialogues of which few tokens are learnt."""
     if share >= FEW_LEARNT:

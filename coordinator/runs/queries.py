@@ -23,6 +23,7 @@ from coordinator.database.volunteers import worker_state
 from coordinator.plan import privacy
 from coordinator.plan.plan import Pending, Ready, ready
 from coordinator.rules.advice import (
+    alone,
     brief_games,
     few_learnt,
     long_dialogues,
@@ -292,6 +293,7 @@ class RunQueries:
                 *(() if dataset is None else _dialogues_advice(run, dataset.manifest)),
                 *bounded(run.steps_provable),
                 *privacy.drowned(file.privacy, about.plan, about.parameters),
+                *(alone(about.plan, noise=file.privacy.on) if about.at_members else ()),
             )
 
         return await self._db.read(read)
@@ -473,6 +475,7 @@ def _members(about: Definition, dataset: datasets.DatasetRow | None) -> MembersD
         heldout_share=about.file.data.heldout_share,
         train=msgspec.structs.replace(about.file.train, init_from=""),
         batch_size=about.file.task.batch_size,
+        quorum=about.plan.quorum,
     )
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from coordinator.log import configure
+from coordinator.rules.advice import alone
 from coordinator.rules.run_file_help import explained
 from coordinator.simulate import loop
 from coordinator.simulate.machine import State, Trace
@@ -92,6 +93,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     bottleneck: str
     machines: tuple[MachineRow, ...]
     advice: str = ""  # a change, and what it gained when it was simulated; "" = none gained
+    beware: tuple[str, ...] = ()  # warnings about the plan
 
 
 def predict(outcome: SimulationResult) -> Prediction:
@@ -104,7 +106,7 @@ def predict(outcome: SimulationResult) -> Prediction:
     spent = _spent(outcome.traces)
     play = None if outcome.play is None else _played(outcome, outcome.play)
     limit = _bottleneck(spent) if play is None else _limit(outcome.traces, play)
-    versions = len(outcome.merged_at)
+    versions, file = len(outcome.merged_at), outcome.about.file
     return Prediction(
         seed=outcome.scenario.seed,
         simulated_s=outcome.seconds,
@@ -123,6 +125,9 @@ def predict(outcome: SimulationResult) -> Prediction:
         cause=limit.cause,
         bottleneck=limit.words,
         machines=rows,
+        beware=alone(outcome.about.plan, noise=file.privacy.on)
+        if file.data.at == "members"
+        else (),
     )
 
 
@@ -237,6 +242,7 @@ def told(prediction: Prediction) -> str:
         *_of_play(p.play),
         f"  bottleneck               {p.bottleneck}",
         *([f"  what would help          {p.advice}"] if p.advice else []),
+        *(f"  beware                   {sentence}" for sentence in p.beware),
         "",
         f"  {'machine':16} {'busy':>5} {'MB up/h':>9} {'MB down/h':>10} {'accepted':>9} "
         f"{'in vain':>8}",

@@ -58,7 +58,7 @@ def new_folder(to: Path, purpose: str) -> Iterator[Path]:
             delete_empty_folder(to, "scratch")
         if _no_room(error):
             raise StorageFull(
-                Sentence("no space is left for {path}: free some, then export again", path=to)
+                Sentence("no space is left for {path}: free some, then try again", path=to)
             ) from error
         raise
 

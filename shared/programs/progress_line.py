@@ -31,6 +31,10 @@ class ProgressLine:
         """Note the progress of the step; a total of 0 is unknown."""
         self._share = f", {100 * done // total} %" if total else ""
 
+    def note(self, words: str) -> None:
+        """Note the progress of the step in words."""
+        self._share = f", {words}"
+
     def __enter__(self) -> Self:
         self._thread.start()
         return self

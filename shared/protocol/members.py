@@ -25,6 +25,8 @@ class MembersData(Message):
     heldout_share: float  # share of a member's samples that is never trained on
     train: TrainSettings  # inner optimiser of the run's tasks
     batch_size: int
+    # Contributions that usually make a version, by the plan; 1: one member's alone, 0 = unknown.
+    quorum: int = 0
 
 
 class MemberData(Message):

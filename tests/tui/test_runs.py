@@ -9,7 +9,9 @@ from shared.network.links import parse_link
 from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LossPoint
+from shared.protocol.members import MembersData
 from shared.protocol.versions import SuiteCourse, SuiteScore
+from shared.workloads.base import TrainSettings
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, queries, screen_text
 from tests.tui.pages import (
@@ -24,7 +26,7 @@ from tests.tui.pages import (
     prepared,
     settle,
 )
-from volunteer.control import commands
+from volunteer.control import commands, events
 from volunteer.control.status import Status
 from volunteer.i18n.formats import duration_words
 from volunteer.tui.look import Look
@@ -116,6 +118,27 @@ async def test_what_enter_does_is_told_beside_the_run(engine: FakeEngine) -> Non
         await pilot.press("r")
         await settle(app, pilot)
         assert "no (enter: help)" in screen_text(app)
+
+
+async def test_own_data_are_counted_once_they_are_there(engine: FakeEngine) -> None:
+    members = MembersData(
+        dataset="example",
+        kind="tokens",
+        heldout_share=0.1,
+        train=TrainSettings(),
+        batch_size=16,
+        quorum=3,
+    )
+    prepared(engine)
+    runs = engine.answers[endpoints.RUNS] = (replace(scenes.RUN, members=members),)
+    async with opened(engine, scenes.filled(), look=PAGE) as (app, pilot):
+        await engine.play([events.RunsListed(runs=runs)])
+        await settle(app, pilot)
+        assert "`volunteer data add stdlib-gpt" in " ".join(screen_text(app).split())
+        await engine.play([events.OwnDataCounted(samples={"stdlib-gpt": 1234})])
+        await settle(app, pilot)
+        assert "your own files: 1,234 pieces" in screen_text(app)
+        assert "data add" not in screen_text(app)
 
 
 async def test_what_does_not_fit_is_refused_with_the_reason(engine: FakeEngine) -> None:

@@ -175,6 +175,11 @@ async def join(link: JoinLink, name: str, enrolment: Enrolment, patience_s: floa
         nickname=identity.nickname,
         server=server.name,
         created=created,
+        own_data=tuple(
+            run.name
+            for run in server.runs
+            if run.members is not None and run.state in ("running", "paused")
+        ),
     )
 
 
@@ -187,12 +192,14 @@ async def register(
 ) -> Identity:
     """Register a stored identity; a repeated call uses the same ids.
 
-    An open coordinator requires a proof of work from newcomers without a code. An automatic name is
-    replaced if it is taken. Raises InvalidName, Forbidden, BadRequest, Unreachable.
+    An open coordinator requires a proof of work from newcomers without a code. An automatic name,
+    or that of an invitation, is replaced if it is taken or none. Raises InvalidName, Forbidden,
+    BadRequest, Unreachable.
     """
     profile = enrolment.profile
     client = enrolment.connect(identity.address, "")
-    spare, challenges, proof = 0 if named else NAMES_TRIED, CHALLENGES_TRIED, NO_PROOF
+    spare = 0 if named and identity.nickname else NAMES_TRIED
+    challenges, proof = CHALLENGES_TRIED, NO_PROOF
     try:
         api = Api(client)
         while True:

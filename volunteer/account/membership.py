@@ -19,7 +19,7 @@ from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, InvalidFrame, InvalidRunFile, NotFound, VolunteerError
 from shared.nearest import hint
 from shared.protocol import endpoints
-from shared.protocol.accounts import RunInfo
+from shared.protocol.accounts import PrivacySpent, RunInfo
 from shared.protocol.members import MemberData
 from shared.protocol.versions import BlobRef
 from shared.sentences import Sentence
@@ -39,6 +39,15 @@ Tell = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemberTerms:
+    """Terms on which a member lets a run learn from its data."""
+
+    licence: str = ""  # of the model
+    quorum: int = 0  # contributions that usually make a version; 0 = unknown
+    privacy: PrivacySpent | None = None  # None: no noise is added
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRun:
     """Run that learns from its members' data, and the form of the data by the run's example."""
 
@@ -48,6 +57,7 @@ class MemberRun:
     assets: Mapping[str, bytes]
     workload: Workload
     config: Mapping[str, Any]
+    terms: MemberTerms = MemberTerms()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +103,7 @@ async def member_run(api: Api, name: str, public_key: str, enabled: Sequence[str
         assets=await _assets(api, example),
         workload=workload,
         config=newest.config,
+        terms=MemberTerms(licence=info.licence, quorum=info.members.quorum, privacy=info.privacy),
     )
 
 
@@ -145,6 +156,15 @@ def build(
 ) -> tuple[DatasetManifest, MemberData]:
     """Build a member's data; return its manifest and its numbers. Raises InvalidRunFile."""
     builder, kind = _BUILDERS.get(run.example.kind, _OWN_BUILDER)
+    if sources.column and builder is not _text:
+        raise InvalidRunFile(
+            Sentence(
+                'the run "{run}" learns from {kind}, in which no column is chosen: leave --column '
+                "out",
+                run=run.name,
+                kind=kind,
+            )
+        )
     try:
         manifest = builder(run, sources, target, skipped, tell)
     except InvalidRunFile as error:

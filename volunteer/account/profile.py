@@ -227,7 +227,9 @@ class Profile:
 def new_identity(
     server: ServerInfo, *, url: str, tls_pin: str, nickname: str, code: str
 ) -> Identity:
-    """Return a new account, with ids and a 256-bit secret made here, not by the coordinator."""
+    """Return a new account, with ids and a 256-bit secret made here, not by the coordinator. With a
+    code and no nickname it gets the name of its invitation.
+    """
     return Identity(
         url=url,
         tls_pin=tls_pin,
@@ -237,7 +239,7 @@ def new_identity(
         volunteer_id=secrets.token_hex(16),
         worker_id=secrets.token_hex(16),
         secret=secrets.token_hex(32),
-        nickname=nickname or f"volunteer-{secrets.token_hex(3)}",
+        nickname=nickname or ("" if code else f"volunteer-{secrets.token_hex(3)}"),
         code=code,
     )
 

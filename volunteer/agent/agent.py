@@ -189,8 +189,15 @@ class Agent:
             self.finish()
         self._life.close(how)
 
+    def count_own_data(self) -> None:
+        """Announce how much data of its own this machine keeps, if that has changed."""
+        samples = {record.run: record.numbers.samples for record in self.store.own_data.records()}
+        if samples != self._hub.status.own_samples:
+            self._hub.emit(events.OwnDataCounted(samples=samples))
+
     def retry(self) -> None:
-        """End all retry delays now."""
+        """End all retry delays now, and count the own data again."""
+        self.count_own_data()
         self._life.retry()
         self.remote.api.client.hurry()
 

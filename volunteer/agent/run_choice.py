@@ -131,7 +131,8 @@ class RunChoice:
             info = await self._place.remote.api.query(endpoints.RUN, run=run)
         await self._place.remote.api.call(endpoints.CONSENT, {"run": run})
         self._place.store.home.remember(consents=(*self._place.store.home.memory.consents, run))
-        self._place.hub.notice(_terms(run, info))
+        samples = self._place.hub.status.own_samples.get(run, 0)
+        self._place.hub.notice(_terms(run, info, samples))
 
 
 def check_chosen(names_chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
@@ -180,14 +181,21 @@ def _listed(runs: Sequence[RunInfo]) -> str:
     return Sentence("the runs are: {names}", names=names)
 
 
-def _terms(run: str, info: RunInfo) -> Sentence:
-    """Return the sentence about a run's licences and its contact."""
+def _terms(run: str, info: RunInfo, samples: int) -> Sentence:
+    """Return the sentence about a run's licences, the samples of own data and its contact."""
     sentence = Sentence(
         'helping "{run}": the model will be published under {licence}',
         run=run,
         licence=info.licence,
     )
-    if info.members is not None:
+    if info.members is not None and samples:
+        sentence = plural(
+            "{said}, it learns from your own files: {n} piece is prepared",
+            "{said}, it learns from your own files: {n} pieces are prepared",
+            samples,
+            said=sentence,
+        )
+    elif info.members is not None:
         sentence = Sentence(
             "{said}, it learns from your own files: `volunteer data add {run} PATH`",
             said=sentence,

@@ -26,6 +26,7 @@ from volunteer.agent.verdict_news import Verdicts
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
 from volunteer.control.events import Picture
+from volunteer.control.status import lasting
 from volunteer.i18n.coordinator import standing_still
 from volunteer.net.api import ASK_S
 from volunteer.net.client import Client
@@ -128,7 +129,9 @@ class RunWatcher:
         if names != self._open:
             self._due_listing = True  # a run is new (perhaps beyond the followed ones) or has ended
         self._open = names
-        for beat in beats[:FOLLOWED_MAX]:
+        for reported in beats[:FOLLOWED_MAX]:
+            standstill = lasting(reported.standstill, reported.run, self.place.hub.status)
+            beat = msgspec.structs.replace(reported, standstill=standstill)
             before = self._beats.get(beat.run)
             if before == beat:
                 continue

@@ -17,13 +17,21 @@ from shared.files.source_paths import existing
 from shared.programs.progress_line import ProgressLine
 from shared.sentences import Sentence
 from shared.text import printable
-from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, agreed, at_terminal, hinted, remark
+from volunteer.cli.exit_codes import (
+    ASKS_NOTHING,
+    EXIT_FAILURE,
+    agreed,
+    at_terminal,
+    ends_raise,
+    hinted,
+    remark,
+)
 from volunteer.cli.json_output import print_json, print_table
 from volunteer.cli.options import Json, Profile, Yes
 from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 
 if TYPE_CHECKING:
-    from volunteer.account.membership import MemberRun, OwnSources
+    from volunteer.account.membership import MemberRun, MemberTerms, OwnSources
     from volunteer.settings.settings import Directories
     from volunteer.storage.own_data import OwnBuild, OwnData, OwnRecord
 
@@ -58,8 +66,8 @@ def add(
         raise BadRequest(
             Sentence("name the files or folders to learn from: `volunteer data add RUN PATH`")
         )
-    if not yes and (json or not at_terminal()):
-        raise BadRequest(ASKS_NOTHING if json else Sentence("no terminal to confirm in: add --yes"))
+    if json and not yes:
+        raise BadRequest(ASKS_NOTHING)
     sources = OwnSources(paths=[existing(path) for path in paths], column=column)
     addition = _Addition(run, sources, profile)
     return addition.carry_out(yes=yes, json=json)
@@ -85,21 +93,35 @@ class _Addition:
     def carry_out(self, *, yes: bool, json: bool) -> int:
         """Build the data, show all that will be sent, declare the numbers if the person agrees."""
         run = self._run()
-        with self._own.building(run.name) as target:
+        with ends_raise(), self._own.building(run.name) as target:
             record = self._built(run, target, json=json)
             if not json:
                 self._show(run, record)
+                if not (yes or at_terminal()):
+                    raise BadRequest(
+                        Sentence("nothing was added: without a terminal to agree in, add --yes")
+                    )
                 if not (yes or agreed(N_("Take part with these files?"))):
                     print(_("nothing was added, and the copies are deleted"))
                     return EXIT_FAILURE
             record = self._own.use(record)
         declared = self._declare(record)
+        at_work = asyncio.run(_counted_again(self._places))
         if json:
             print_json(
-                _fields(record) | {"declared": declared, "left_out": self._skipped.sentences}
+                _fields(record)
+                | {
+                    "declared": declared,
+                    "files": self._skipped.read,
+                    "left_out": self._skipped.sentences,
+                    "copies": _copies(record),
+                }
             )
-        elif declared:
-            print(hinted(_("added; it is used from the next task on"), self._profile))
+            return 0
+        if declared and at_work:
+            print(_("added; it is used from the next task on"))
+        else:
+            print(hinted(_("added; now: `volunteer`, or `volunteer --no-ui`"), self._profile))
         return 0
 
     def _run(self) -> MemberRun:
@@ -128,13 +150,17 @@ class _Addition:
         )
 
     def _show(self, run: MemberRun, record: OwnRecord) -> None:
-        """Print the files that were left out, with the reasons, and all that will be sent."""
+        """Print the counts of files, the reasons of skipped ones, and the lines of `screen`."""
+        if self._skipped.read:
+            print(ngettext("{n} file was read", "{n} files were read", self._skipped.read))
+        if copies := _copies(record):
+            print(ngettext("left out: {n} exact copy", "left out: {n} exact copies", copies))
         for sentence in self._skipped.sentences[:SKIPPED_SHOWN]:
             print(printable(_("left out: {sentence}", sentence=sentence)))
         more = self._skipped.count - SKIPPED_SHOWN
         if more > 0:
             print(ngettext("left out: {n} more", "left out: {n} more", more))
-        for line in screen(record, self._own.place(record.run)):
+        for line in screen(record, self._own.place(record.run), run.terms):
             print(printable(line))
         print(hinted(_("`volunteer data remove {run}` ends it", run=record.run), self._profile))
 
@@ -157,12 +183,11 @@ class _Addition:
         except VolunteerError:
             self._own.remove(record.run)  # the run does not take them
             raise
-        asyncio.run(_claim_again(self._places))
         return True
 
 
-def screen(record: OwnRecord, place: Path) -> list[str]:
-    """Return the lines about own data: the numbers, all that will be sent, the place."""
+def screen(record: OwnRecord, place: Path, terms: MemberTerms) -> list[str]:
+    """Return the lines about own data: numbers, bytes that leave the machine, terms, place."""
     from volunteer.i18n.formats import size
 
     numbers = record.numbers
@@ -191,9 +216,48 @@ def screen(record: OwnRecord, place: Path) -> list[str]:
         "  " + _("how well the model fits them, and those kept back: single numbers"),
         "  " + _(counts, **figures),
         _("No text, picture, word or name of a file leaves it, nor how many files there are."),
-        _("The organiser sees those changes, which can still tell something about your data."),
+        *_terms(terms),
         _("The prepared copies are {size} in {path}", size=size(record.size), path=place),
     ]
+
+
+def _terms(terms: MemberTerms) -> list[str]:
+    """Return the lines about the organiser's view of the changes, and the published model."""
+    if terms.quorum > 1:
+        mixed = ngettext(
+            "A new model usually mixes the changes of {n} machine: of fewer while fewer take part, "
+            "even of yours alone.",
+            "A new model usually mixes the changes of {n} machines: of fewer while fewer take "
+            "part, even of yours alone.",
+            terms.quorum,
+        )
+    else:
+        mixed = _("A new model may hold your changes alone: they are not mixed with others'.")
+    if terms.privacy is None:
+        noise = _("No noise is added that would hide what is yours.")
+    else:
+        noise = _(
+            "Noise is added before it is published: epsilon {epsilon} over the whole run (less "
+            "hides more).",
+            epsilon=number(terms.privacy.budget, "g"),
+        )
+    return [
+        _("What becomes of it:"),
+        "  "
+        + _("The organiser sees those changes, which can still tell something about your data."),
+        f"  {mixed}",
+        f"  {noise}",
+        "  "
+        + _(
+            "The model is published under {licence}.",
+            licence=terms.licence or _("no licence stated"),
+        ),
+    ]
+
+
+def _copies(record: OwnRecord) -> int:
+    """Return the number of exact copies that were left out."""
+    return int(record.manifest.meta.get("copies", 0))
 
 
 @app.command(name="list")
@@ -238,6 +302,7 @@ def remove(run: Run, *, json: Json = False, profile: Profile = "") -> int:
     except VolunteerError as error:
         withdrawn = False
         remark(_("the coordinator was not told: {error}", error=shown(error.message)))
+    asyncio.run(_counted_again(places))
     if json:
         return print_json({"run": run, "removed": removed, "withdrawn": withdrawn})
     print(
@@ -271,8 +336,10 @@ def _fields(record: OwnRecord) -> dict[str, object]:
     }
 
 
-async def _claim_again(places: Directories) -> None:
-    """Let this profile's running volunteer claim at once, if one runs."""
+async def _counted_again(places: Directories) -> bool:
+    """Let this profile's running volunteer count the data again, and claim at once; return False if
+    none runs.
+    """
     from shared.clock import SystemClock
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.control.commands import Retry
@@ -281,6 +348,8 @@ async def _claim_again(places: Directories) -> None:
     with suppress(VolunteerError):
         async with attach(ProfileDirectory(places.profile).endpoint, SystemClock()) as control:
             await control.do(Retry())
+            return True
+    return False
 
 
 @contextmanager

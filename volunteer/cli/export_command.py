@@ -8,7 +8,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -20,10 +20,10 @@ from cyclopts.validators import Number
 from shared.programs.progress_line import ProgressLine
 from shared.sentences import Sentence
 from shared.text import printable
-from volunteer.cli.exit_codes import hinted, remark
+from volunteer.cli.exit_codes import ends_raise, hinted, remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.options import Json, Profile
-from volunteer.i18n.catalogue import _, number
+from volunteer.i18n.catalogue import _, ngettext, number
 
 if TYPE_CHECKING:
     from shared.workloads.base import Weights
@@ -34,8 +34,16 @@ if TYPE_CHECKING:
 
 PASSES_MAX = 100
 
-Say = Callable[[str], None]
-Tell = Callable[[int, int], None]
+Tell = Callable[[int, int], None]  # finished part, and the whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Watch:
+    """Shows the stages of an export, and the progress of each."""
+
+    say: Callable[[str], None]
+    bytes: Tell
+    steps: Tell
 
 
 class TakenHome(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,8 +98,8 @@ def export(
         enabled=options.workloads,
     )
     export = _Export(places, options, choice, passes=passes if tune else 0)
-    with _progress(silent=json) as (say, tell):
-        home_copy = export.carry_out(to, say, tell)
+    with ends_raise(), _progress(silent=json) as watch:
+        home_copy = export.carry_out(to, watch)
     if json:
         return print_json(home_copy)
     for line in lines(home_copy):
@@ -119,7 +127,10 @@ def lines(home_copy: TakenHome) -> list[str]:
             before=number(home_copy.loss_before, ".4f"),
             after=number(home_copy.loss_after, ".4f"),
         )
-    secret = _("this copy may repeat parts of your data: keep it as you keep them")
+    secret = _(
+        "this copy has learnt from your own files and may repeat parts of them: keep it as "
+        "carefully as those"
+    )
     return [written, measured, secret]
 
 
@@ -132,22 +143,23 @@ class _Export:
         self._places, self._settings = places, settings
         self._choice, self._passes = choice, passes
 
-    def carry_out(self, to: Path | None, say: Say, tell: Tell) -> TakenHome:
+    def carry_out(self, to: Path | None, watch: _Watch) -> TakenHome:
         """Fetch the version, train a copy if that is wanted, write its files."""
         from shared.files.new_folder import new_folder
         from volunteer.files import exports, private_directory
 
         cache = private_directory(self._places.cache)
         with TemporaryDirectory(prefix="export-", dir=cache) as folder:
-            say(_("Fetching the model."))
-            home = asyncio.run(self._fetched(Path(folder), tell))
+            watch.say(_("Fetching the model."))
+            home = asyncio.run(self._fetched(Path(folder), watch.bytes))
             name = f"{home.info.name}-v{home.manifest.version}"
             place = to or exports() / (f"{name}-mine" if self._passes else name)
-            with new_folder(place.expanduser().absolute(), Sentence("the export")) as unfinished:
-                copy, weights = self._learnt(home, say, tell)
-                say(_("Writing its files."))
+            place = place.expanduser().absolute()
+            with new_folder(place, Sentence("the export")) as unfinished:
+                copy, weights = self._learnt(home, watch)
+                watch.say(_("Writing its files into {path}.", path=place))
                 home_copy = self._written(home, weights, unfinished, copy)
-        return msgspec.structs.replace(home_copy, path=str(place.expanduser().absolute()))
+        return msgspec.structs.replace(home_copy, path=str(place))
 
     async def _fetched(self, folder: Path, tell: Tell) -> HomeVersion:
         from volunteer.account.home_version import fetch
@@ -163,7 +175,7 @@ class _Export:
 
         return await ask_coordinator(self._places, fetched)
 
-    def _learnt(self, home: HomeVersion, say: Say, tell: Tell) -> tuple[OwnCopy | None, Weights]:
+    def _learnt(self, home: HomeVersion, watch: _Watch) -> tuple[OwnCopy | None, Weights]:
         """Return the copy, None without passes, and the weights to write."""
         from shared.clock import SystemClock
         from volunteer.machine.devices import choose, default_threads, detect
@@ -184,9 +196,17 @@ class _Export:
         trainer = Trainer("export", threads=threads, clock=SystemClock())
         trainer.start()
         try:
-            say(_("Training a copy on your data; Ctrl-C ends it, and nothing is written."))
+            watch.say(
+                ngettext(
+                    "Training a copy on your data in {n} step; Ctrl-C ends it, and nothing is "
+                    "written.",
+                    "Training a copy on your data in {n} steps; Ctrl-C ends it, and nothing is "
+                    "written.",
+                    self._passes * source.steps,
+                )
+            )
             device = choose(self._settings.device, trainer.call(detect).result())[0].id
-            copy = tuned(trainer, replace(source, device=device), self._passes, tell)
+            copy = tuned(trainer, replace(source, device=device), self._passes, watch.steps)
         finally:
             trainer.close()
         return copy, copy.weights
@@ -228,15 +248,22 @@ class _Export:
 
 
 @contextmanager
-def _progress(*, silent: bool) -> Iterator[tuple[Say, Tell]]:
-    """Show the step that runs, and its progress."""
+def _progress(*, silent: bool) -> Iterator[_Watch]:
+    """Show the stage that runs, and its progress."""
     if silent:
-        yield lambda text: None, lambda done, total: None
+
+        def ignore(done: int, total: int) -> None:
+            pass
+
+        yield _Watch(say=lambda text: None, bytes=ignore, steps=ignore)
         return
     with ProgressLine(sys.stdout) as line:
 
         def say(text: str) -> None:
             line.tell(0, 0)
-            line.say(text)
+            line.say(printable(text))
 
-        yield say, line.tell
+        def steps(done: int, total: int) -> None:
+            line.note(_("step {step} of {steps}", step=number(done, ","), steps=number(total, ",")))
+
+        yield _Watch(say=say, bytes=line.tell, steps=steps)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+RUNS_NAMED = 3  # runs over members' data that `join` names
+
 Device = Annotated[str, Parameter(help='One device such as "cuda:0"; empty = all.')]
 
 
@@ -139,6 +141,9 @@ def join(
             "the nickname stays: ask your organiser for another (`coordinator volunteer rename`)"
         )
         print(notice)
+    for run in joined.own_data[:RUNS_NAMED]:
+        how = _("{run} learns from your own files: `volunteer data add {run} PATH`", run=run)
+        print(printable(hinted(how, profile)))
     print(hinted(_("next: `volunteer`, or `volunteer --no-ui`"), profile))
     return 0
 

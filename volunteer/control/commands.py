@@ -60,6 +60,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     nickname: str
     created: bool  # False: the account existed before
+    own_data: tuple[str, ...] = ()  # open runs that learn from their members' own data
 
 
 class GetStatus(Command[Status]):

@@ -214,7 +214,10 @@ def _measured(e: events.LossMeasured) -> str:
         if e.measure == "loss"
         else f"{measure_name(e.measure)} {loss(e.loss, e.measure)}"
     )
-    return f"{sentence}, {_('{n} of yours in it', n=e.mine)}" if e.mine else sentence
+    if not e.mine:
+        return sentence
+    tasks = ngettext("made with {n} task of yours", "made with {n} tasks of yours", e.mine)
+    return f"{sentence}; {tasks}"
 
 
 def escrow_words(me: Me) -> str:

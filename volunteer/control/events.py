@@ -88,6 +88,12 @@ class ShortOfMemory(Event):
     known: bool = False  # found at an earlier start
 
 
+class OwnDataCounted(Event):
+    """Data that this machine keeps for runs over members' data."""
+
+    samples: dict[str, int]  # samples of a pass, by run
+
+
 class BenchmarkProgress(Event):
     stage: str
     done: float  # 0..1

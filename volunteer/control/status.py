@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
+from shared.protocol.base import Cause, Standstill
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import Announcement, RunBeat
 from shared.sentences import Words
@@ -117,6 +118,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     benchmarks: tuple[Benchmark, ...] = ()
     steps: tuple[ModelStep, ...] = ()  # measured steps of the runs' own models
     shortages: tuple[Shortage, ...] = ()  # memory shortages of runs
+    own_samples: dict[str, int] = {}  # samples of own data, by run over members' data
     tasks: tuple[TaskStatus, ...] = ()
     runs: tuple[RunInfo, ...] = ()
     beats: tuple[RunBeat, ...] = ()
@@ -146,6 +148,18 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
                 return pause
         pauses = [] if device else [self.paused(one) for one in self.lent_bytes]
         return pauses[0] if pauses and all(pauses) else None
+
+
+def lasting(standstill: Standstill | None, run: str, status: Status) -> Standstill | None:
+    """Return a run's standstill; None for one that ended when this machine came: nobody was here,
+    or nobody with data.
+    """
+    if standstill is None or any(not pause.device for pause in status.pauses):
+        return standstill
+    ended = standstill.cause == Cause.NOBODY or (
+        standstill.cause == Cause.NO_DATA and run in status.own_samples
+    )
+    return None if ended else standstill
 
 
 def fold(status: Status, event: AnyEvent) -> Status:
@@ -226,6 +240,8 @@ def _of_machine(status: Status, event: AnyEvent) -> Status:
             return PLAIN(status, steps=newest((*status.steps, step), event.at))
         case events.ShortOfMemory(shortage=short):
             return PLAIN(status, shortages=with_new(status.shortages, short))
+        case events.OwnDataCounted(samples=samples):
+            return PLAIN(status, own_samples=samples)
         case events.Paused() | events.Resumed():
             return _pauses(status, event)
         case _:

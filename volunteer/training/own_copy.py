@@ -39,6 +39,11 @@ class CopySource:
     samples: int  # samples of a pass
     device: str = "cpu"
 
+    @property
+    def steps(self) -> int:
+        """Return the steps of a pass."""
+        return math.ceil(self.samples / self.form.batch_size)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCopy:
@@ -63,7 +68,7 @@ def tuned(trainer: Trainer, source: CopySource, passes: int, on_steps: OnSteps) 
     """
     weights = trainer.call(lambda: read(source)).result()
     before = trainer.call(partial(_loss, source, weights)).result()
-    steps = math.ceil(source.samples / source.form.batch_size)
+    steps = source.steps
     for number in range(passes):
 
         def on_step(step: int, first: int = number * steps) -> None:

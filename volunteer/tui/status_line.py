@@ -12,7 +12,7 @@ from shared.text import printable, whole_percent
 from volunteer.control.commands import How
 from volunteer.control.event_sentences import OPEN_ENDED, START, YOU
 from volunteer.control.events import BenchmarkProgress
-from volunteer.control.status import PauseStatus, TaskStatus
+from volunteer.control.status import PauseStatus, TaskStatus, lasting
 from volunteer.i18n.catalogue import ENGLISH, N_, _, current, ngettext, shown
 from volunteer.i18n.coordinator import standing_still
 from volunteer.i18n.formats import size
@@ -198,8 +198,9 @@ def next_merge(view: AgentView, run: str, now: float) -> str:
         return shown(standing_still(beat.standstill))
     if beat is None:
         info = view.info(run)
-        if info is not None and info.standstill is not None:
-            return shown(standing_still(info.standstill))
+        standstill = None if info is None else lasting(info.standstill, run, view.status)
+        if standstill is not None:
+            return shown(standing_still(standstill))
         # The coordinator's own words, which are not translated.
         english = info is not None and current().language == ENGLISH
         return info.merging.removeprefix("merging ") if info and english else ""

@@ -52,6 +52,7 @@ class Ward:
     """Member of a run, with the commands of its machine."""
 
     home: LocalCoordinator
+    url: str
     listened: Listened
     capsys: pytest.CaptureFixture[str]
 
@@ -91,7 +92,7 @@ async def ward(
         with listen("127.0.0.1", 0) as listener:
             async with accepting(config, listener):
                 url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-                member = Ward(home=home, listened=listened, capsys=capsys)
+                member = Ward(home=home, url=url, listened=listened, capsys=capsys)
                 key = home.coordinator.server.link().fingerprint
                 await member.answer("join", f"{url}/join#key={key}", "--name", "Ann")
                 yield member
@@ -135,7 +136,7 @@ def test_a_person_reads_how_good_a_copy_is_and_to_keep_it_to_themselves(measured
     text = "\n".join(lines(copy))
     assert "version 7 of ward is in /home/ann/x" in text
     assert ("3.0000 before, 2.5000 now" in text) == measured
-    assert "this copy may repeat parts of your data" in text
+    assert "learnt from your own files and may repeat parts of them" in text
     common = "\n".join(lines(msgspec.structs.replace(copy, tuned=False)))
     assert "may repeat" not in common
 
@@ -163,6 +164,43 @@ async def test_what_cannot_be_had_is_a_sentence_before_any_training_and_no_folde
         for chunk in (tmp_path / "machine").rglob("members/*/*/" + "?" * 64):
             chunk.write_bytes(bytes(chunk.stat().st_size))
         await refused("tiny --tune", 1, "are damaged")
+
+
+async def test_a_member_is_led_from_the_invitation_to_the_first_task(
+    tmp_path: Path, machine: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = diary(tmp_path / "a", 200)
+    (own / "copy.txt").write_bytes(next(own.glob("*.txt")).read_bytes())
+    (own / "blank.txt").touch()
+    (own / "report.docx").write_bytes(b"PK")
+    async with ward(tmp_path, capsys) as member:
+        coordinator = member.home.coordinator
+        (invite,) = await coordinator.volunteers.invites.create(["Ward 3B"])
+        link = f"{member.url}/join#key={coordinator.server.link().fingerprint}+code={invite.code}"
+        code, out, _ = await member.types("join", link, "--profile", "b")
+        assert code == 0
+        assert 'welcome, "Ward 3B"' in out
+        assert "`volunteer data add tiny PATH --profile b`" in out
+        code, out, errors = await member.types("data", "add", "tiny", str(own), "--profile", "b")
+        assert (code, "nothing was added" in errors) == (2, True)
+        for sentence in (
+            "3 files were read",
+            "left out: 1 exact copy",
+            "left out: blank.txt: it is blank",
+            ".docx 1 (save them as text: .txt)",
+            "This is all that leaves the machine",
+            "published under",
+        ):
+            assert sentence in out
+        _, out, _ = await member.types("data", "list", "--profile", "b")
+        assert "no data of your own yet" in out
+        code, out, _ = await member.types(
+            "data", "add", "tiny", str(own), "--yes", "--profile", "b"
+        )
+        assert (code, out.splitlines()[-1]) == (
+            0,
+            "added; now: `volunteer --profile b`, or `volunteer --no-ui --profile b`",
+        )
 
 
 @pytest.mark.slow

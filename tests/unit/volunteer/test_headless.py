@@ -116,7 +116,7 @@ async def test_each_event_is_a_sentence_a_person_can_read() -> None:
         "task 7 submitted (2.66 MB)",
         "task 7 of r rejected: too long",
         "task 7 gone: somebody else holds it",
-        "version 4: loss 2.250 on held-out data, 1 of yours in it",
+        "version 4: loss 2.250 on held-out data; made with 1 task of yours",
         "p version 2: solved 63 %",
         "88.58 earned, 0.00 pending, rank 2",
         "everything paused by battery: on battery; until it is plugged in",

@@ -39,7 +39,7 @@ class NameStep(Step):
 
     def compose(self) -> ComposeResult:
         yield Field(
-            placeholder=_("a nickname; without one you get a made-up name"),
+            placeholder=_("a nickname; else your invitation's, or a made-up one"),
             max_length=NICKNAME_MAX,
             id="nickname",
         )

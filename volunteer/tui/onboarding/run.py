@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from textual import on
 from textual.app import ComposeResult
 
 from shared.text import printable
 from shared.workloads.base import installed
 from volunteer.control import commands
-from volunteer.i18n.catalogue import N_, _
+from volunteer.i18n.catalogue import N_, _, ngettext
 from volunteer.text import origin_of
 from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, Step, said
 from volunteer.tui.run_estimate import RunEstimate, estimate
@@ -99,11 +101,12 @@ class RunStep(Step):
                 height,
                 "dim",
             )
-        licence = _("The model is published under {licence}.", licence=info.licence)
+        licence = _(
+            "The model is published under {licence}.",
+            licence=info.licence or _("no licence stated"),
+        )
         if info.members is not None:
-            licence += " " + _(
-                "It learns from your own files: `volunteer data add {run} PATH`.", run=info.name
-            )
+            licence += " " + own_files(info.name, scene.view.status.own_samples)
         elif info.dataset_licence:
             licence = _(
                 "The model is published under {licence}; the data is under {data}.",
@@ -129,3 +132,16 @@ class RunStep(Step):
         event.stop()
         if not isinstance(event, Listing.Chosen):
             self.query_one("#about-run", FunctionPanel).draw()
+
+
+def own_files(run: str, samples: Mapping[str, int]) -> str:
+    """Return the sentence about a run that learns from own files: how many pieces there are, or how
+    to add them.
+    """
+    if count := samples.get(run, 0):
+        return ngettext(
+            "It learns from your own files: {n} piece is prepared.",
+            "It learns from your own files: {n} pieces are prepared.",
+            count,
+        )
+    return _("It learns from your own files: `volunteer data add {run} PATH`.", run=run)

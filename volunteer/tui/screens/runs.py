@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, ClassVar
 
 from textual import on
@@ -17,7 +17,7 @@ from shared.text import printable
 from shared.workloads.base import installed
 from volunteer.control import commands
 from volunteer.control.commands import SettingRow
-from volunteer.i18n.catalogue import N_, NP_, _, number, pgettext
+from volunteer.i18n.catalogue import N_, NP_, _, ngettext, number, pgettext
 from volunteer.i18n.formats import size
 from volunteer.text import loss, measure_name, measure_word, measured, origin_of
 from volunteer.tui import keys
@@ -372,11 +372,6 @@ def run_detail(
     helping = _helping(info, run_names) if able.fits else _("not from this machine")
     earns = able.credits_per_hour
     when = next_merge(scene.view, info.name, scene.now)
-    data = f"{info.dataset}, {info.dataset_licence or _('no licence stated')}"
-    if info.members is not None:
-        data = _("your own files: `volunteer data add {run} PATH`", run=info.name)
-    elif not info.dataset:
-        data = _("none: it makes its own")
     facts = (
         (
             _("earns"),
@@ -387,7 +382,7 @@ def run_detail(
         (_("helped"), helping),
         (_("licence"), _("{licence} (model)", licence=info.licence)),
         (_("base"), origin_of(info) if info.origin else ""),
-        (_("data"), data),
+        (_("data"), _data(info, scene.view.status.own_samples)),
         (
             _("model"),
             _(
@@ -418,6 +413,16 @@ def run_detail(
     for name, text in facts:
         lines += _fact(name, text, room)
     return lines
+
+
+def _data(info: RunInfo, own_samples: Mapping[str, int]) -> str:
+    """Return the data of a run, or how many pieces of own data there are."""
+    if info.members is None:
+        licence = info.dataset_licence or _("no licence stated")
+        return f"{info.dataset}, {licence}" if info.dataset else _("none: it makes its own")
+    if samples := own_samples.get(info.name, 0):
+        return ngettext("your own files: {n} piece", "your own files: {n} pieces", samples)
+    return _("your own files: `volunteer data add {run} PATH`", run=info.name)
 
 
 def _helping(info: RunInfo, run_names: Sequence[str]) -> str:

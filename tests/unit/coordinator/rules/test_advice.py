@@ -10,6 +10,7 @@ from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS
 from coordinator.rules.advice import (
+    alone,
     brief_games,
     few_learnt,
     long_dialogues,
@@ -105,3 +106,11 @@ def test_learners_of_games_with_few_steps_are_named_with_what_they_lost() -> Non
     assert "lost to version 0" in said
     assert brief_games("game", 100) == ()
     assert brief_games("problem", 8) == ()
+
+
+def test_versions_of_one_members_change_alone_are_named() -> None:
+    (sentence,) = alone(plan({"preset": "fedavg", "quorum": 1}), noise=False)
+    assert "each version is one member's change alone" in sentence
+    for keys in ({"quorum": 2}, {"quorum": 1, "quorum_share": 0.6}):
+        assert alone(plan({"preset": "fedavg", **keys}), noise=False) == ()
+    assert alone(plan({"preset": "fedavg", "quorum": 1}), noise=True) == ()

@@ -25,7 +25,14 @@ from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import SHORT, LocalMachine
 from tests.support.own_files import add, own_data_of
 from tests.support.workloads import tiny_causal, tiny_gpt
-from volunteer.account.membership import MemberRun, OwnSources, build, declare_all, same_form
+from volunteer.account.membership import (
+    MemberRun,
+    MemberTerms,
+    OwnSources,
+    build,
+    declare_all,
+    same_form,
+)
 from volunteer.account.profile import Profile
 from volunteer.cli.data_commands import screen
 from volunteer.net.api import Api
@@ -132,6 +139,20 @@ def test_data_of_another_kind_are_refused_with_what_the_run_learns_from(
         built(texts, tmp_path, file)
 
 
+def test_a_column_is_refused_where_none_is_chosen(tmp_path: Path) -> None:
+    example = DatasetManifest(
+        name="digits",
+        kind="images",
+        licence="",
+        source="",
+        chunks=(),
+        meta={"size": 8, "channels": 1},
+    )
+    run = member(example, DcganWorkload(), {}, tmp_path)
+    with pytest.raises(InvalidRunFile, match=r"learns from pictures, .* leave --column out"):
+        built(run, tmp_path, tmp_path, column="note")
+
+
 def test_another_tokenizer_is_another_form(texts: MemberRun, tmp_path: Path) -> None:
     manifest, _, _, _ = built(texts, tmp_path, notes(tmp_path / "notes"))
     other = msgspec.structs.replace(manifest.assets["tokenizer"], sha256="ab" * 32)
@@ -225,7 +246,7 @@ def test_a_workload_reads_files_of_its_own_kind_itself(tmp_path: Path) -> None:
     other = msgspec.structs.replace(example, meta={"fields": "kPa"})
     assert not same_form(manifest, other)
     record = OwnRecord(run="ward", build="b", manifest=manifest, numbers=numbers, at=0.0)
-    assert "  90 pieces to learn from" in screen(record, tmp_path)
+    assert "  90 pieces to learn from" in screen(record, tmp_path, MemberTerms())
 
 
 async def test_a_run_that_is_gone_keeps_the_data_of_no_other_from_being_declared(

@@ -16,6 +16,7 @@ from shared.protocol.heartbeat import HeartbeatReply, RunBeat
 from tests.support.virtual_clock import VirtualClock
 from tests.support.workplaces import workplace
 from volunteer.agent.run_watcher import FOLLOWED_MAX, GAP_S, LISTING_S, RunWatcher, merging_words
+from volunteer.control.status import Status
 
 HEARTBEAT_S = 30.0
 
@@ -51,8 +52,7 @@ async def listings(replies: list[HeartbeatReply]) -> list[float]:
     clock = VirtualClock()
     api: Any = StubApi(clock)
     nobody: Any = SimpleNamespace(memory=SimpleNamespace(show_name=None, read=()))
-    status = SimpleNamespace(runs=(), announcements=())
-    hub: Any = SimpleNamespace(emit=lambda event: None, status=status)
+    hub: Any = SimpleNamespace(emit=lambda event: None, status=Status())
     judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
     place = workplace(clock, remote={"api": api}, store={"home": nobody}, hub=hub)
     watcher = RunWatcher(place=place, verdicts=judge)
@@ -99,7 +99,7 @@ async def test_the_cause_of_a_standstill_is_told_when_it_changes_and_when_it_end
     memory = SimpleNamespace(memory=SimpleNamespace(show_name=None, read=()))
     hub: Any = SimpleNamespace(
         emit=lambda event: None,
-        status=SimpleNamespace(runs=(), announcements=()),
+        status=Status(),
         notice=lambda message, level="info": notices.append(f"{level}: {message}"),
     )
     judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
@@ -108,7 +108,8 @@ async def test_the_cause_of_a_standstill_is_told_when_it_changes_and_when_it_end
     for cause, message in (
         (None, ""),
         (Cause.NOBODY, "nobody is here, the last machine was seen 30 s ago"),
-        (Cause.NOBODY, "nobody is here, the last machine was seen 1:00 min ago"),
+        (Cause.STALLED, "no new version for 10:00 min"),
+        (Cause.STALLED, "no new version for 11:00 min"),
         (Cause.FAILING, "its last 3 tasks failed, on 2 machines: bad rate"),
         (None, ""),
         (None, ""),
@@ -118,8 +119,8 @@ async def test_the_cause_of_a_standstill_is_told_when_it_changes_and_when_it_end
         run = msgspec.structs.replace(run, standstill=still)
         watcher.heard(msgspec.structs.replace(beat(1), runs=(run,)))
         assert merging_words(run) == (message or "next version after 1 more contribution")
-    assert notices == [
-        "warning: tiny does not go on: nobody is here, the last machine was seen 30 s ago",
+    assert notices == [  # somebody is here who reads this
+        "warning: tiny does not go on: no new version for 10:00 min",
         "warning: tiny does not go on: its last 3 tasks failed, on 2 machines: bad rate",
         "info: tiny goes on",
     ]

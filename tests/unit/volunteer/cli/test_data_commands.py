@@ -6,14 +6,28 @@ from pathlib import Path
 
 import pytest
 
+from shared.protocol.accounts import PrivacySpent
 from shared.protocol.members import MemberData
 from shared.workloads.base import ChunkRef, DatasetManifest
+from volunteer.account.membership import MemberTerms
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.data_commands import screen
 from volunteer.cli.main import run_command
 from volunteer.i18n.catalogue import LanguageChoice, use
 from volunteer.settings.settings import directories
 from volunteer.storage.own_data import OwnRecord
+
+TERMS = MemberTerms(licence="CC-BY-4.0", quorum=5)
+NOISE = PrivacySpent(
+    epsilon=1.5,
+    planned=8.0,
+    budget=8.0,
+    delta=1e-5,
+    merges=3,
+    merges_max=40,
+    noise=1.2,
+    clip=1.0,
+)
 
 
 def record(kind: str) -> OwnRecord:
@@ -27,7 +41,7 @@ def record(kind: str) -> OwnRecord:
 def test_a_person_reads_what_will_be_sent_without_words_of_the_trade(
     tmp_path: Path, kind: str, noun: str
 ) -> None:
-    text = "\n".join(screen(record(kind), tmp_path))
+    text = "\n".join(screen(record(kind), tmp_path, TERMS))
     assert noun in text
     assert "how much there is: 1,234, 56,789, 99" in text
     assert str(tmp_path) in text
@@ -36,12 +50,27 @@ def test_a_person_reads_what_will_be_sent_without_words_of_the_trade(
         assert word not in text.lower()
 
 
+def test_a_person_reads_the_terms_before_agreeing(tmp_path: Path) -> None:
+    def shown(terms: MemberTerms) -> str:
+        return "\n".join(screen(record("tokens"), tmp_path, terms))
+
+    mixed = shown(TERMS)
+    assert "published under CC-BY-4.0" in mixed
+    assert "mixes the changes of 5 machines" in mixed
+    assert "No noise is added" in mixed
+    alone = shown(MemberTerms(licence="", quorum=1, privacy=NOISE))
+    assert "may hold your changes alone" in alone
+    assert "epsilon 8 over the whole run" in alone
+    assert "No noise" not in alone
+    assert "published under no licence stated" in alone
+
+
 @pytest.mark.parametrize("language", ["de", "es"])
 def test_the_numbers_are_in_every_language(tmp_path: Path, language: str) -> None:
-    english = screen(record("tokens"), tmp_path)
+    english = screen(record("tokens"), tmp_path, TERMS)
     use(LanguageChoice(language=language, locale=language))
     try:
-        translated = screen(record("tokens"), tmp_path)
+        translated = screen(record("tokens"), tmp_path, TERMS)
     finally:
         use(LanguageChoice())
     assert "56.789" in "\n".join(translated)
@@ -53,7 +82,7 @@ def test_the_numbers_are_in_every_language(tmp_path: Path, language: str) -> Non
     [
         (["add", "ward"], 2, "name the files or folders"),
         (["add", "ward", "absent", "--yes"], 2, "there is no file or folder"),
-        (["add", "ward", "."], 2, "add --yes"),
+        (["add", "ward", "."], 78, "joined no coordinator yet"),
         (["add", "ward", ".", "--json"], 2, "--json asks nothing: add --yes"),
         (["add", "ward", ".", "--yes"], 78, "joined no coordinator yet"),
         (["list"], 78, "joined no coordinator yet"),
