@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 PIECE_BYTES = 1 << 16
 
@@ -35,6 +35,13 @@ class CountingProxy:
         """Return the counts of now, with the CPU time of the processes below this one."""
         return Moment(at, self.up, self.down, cpu_seconds(below(os.getpid())))
 
+    def passed(self, data: bytes, up: bool) -> None:
+        """Count bytes on their way."""
+        if up:
+            self.up += len(data)
+        else:
+            self.down += len(data)
+
     async def serve(self, client: asyncio.StreamReader, reply: asyncio.StreamWriter) -> None:
         """Carry one connection until both directions have ended."""
         try:
@@ -51,10 +58,7 @@ class CountingProxy:
     ) -> None:
         try:
             while data := await reader.read(PIECE_BYTES):
-                if up:
-                    self.up += len(data)
-                else:
-                    self.down += len(data)
+                self.passed(data, up)
                 writer.write(data)
                 await writer.drain()
         except ConnectionError:
@@ -63,10 +67,18 @@ class CountingProxy:
             writer.close()
 
 
-@contextlib.contextmanager
-def counting_proxy(target: int) -> Iterator[CountingProxy]:
+P = TypeVar("P", bound=CountingProxy)
+
+
+def counting_proxy(target: int) -> contextlib.AbstractContextManager[CountingProxy]:
     """Run a proxy before `target` on a thread; its own port is in `.port`."""
-    proxy, listening = CountingProxy(target), threading.Event()
+    return running(CountingProxy(target))
+
+
+@contextlib.contextmanager
+def running(proxy: P) -> Iterator[P]:
+    """Run a proxy on a thread."""
+    listening = threading.Event()
     loop = asyncio.new_event_loop()
     ended = asyncio.Event()
 

@@ -10,8 +10,7 @@ import random
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import pytest
 
 from coordinator.config import Settings
 from coordinator.http.app import opened
+from tests.benchmarks.peers.counting import CountingProxy, running
 from tests.e2e.agent.test_volunteer import WAIT_S, Machine, Working
 from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import RUN, LocalCoordinator
@@ -40,62 +40,17 @@ LINES = 4000  # marked notes in all
 PAGES = ("/", "/runs/tiny", "/metrics")
 
 
-class Tap:
+class Tap(CountingProxy):
     """TCP proxy that keeps every byte that clients send."""
 
-    def __init__(self, port: int) -> None:
-        self._target = port
+    def __init__(self, target: int) -> None:
+        super().__init__(target)
         self.sent = bytearray()
-        self.port = 0
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Carry one connection both ways."""
-        inner, outer = await asyncio.open_connection("127.0.0.1", self._target)
-        await asyncio.gather(
-            self._carry(reader, outer, self.sent), self._carry(inner, writer, bytearray())
-        )
-
-    async def _carry(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, copy: bytearray
-    ) -> None:
-        try:
-            while data := await reader.read(1 << 16):
-                copy += data
-                writer.write(data)
-                await writer.drain()
-        except ConnectionError:
-            pass
-        finally:
-            writer.close()
-
-
-@contextmanager
-def tapped(port: int) -> Iterator[Tap]:
-    """Run a `Tap` before a port, on a thread."""
-    tap, ready = Tap(port), threading.Event()
-    loop = asyncio.new_event_loop()
-    over = asyncio.Event()
-
-    async def carry() -> None:
-        server = await asyncio.start_server(tap.serve, "127.0.0.1", 0)
-        tap.port = server.sockets[0].getsockname()[1]
-        ready.set()
-        await over.wait()
-        server.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(carry(),), daemon=True)
-    thread.start()
-    ready.wait()
-    try:
-        yield tap
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join()
-        loop.close()
+    def passed(self, data: bytes, up: bool) -> None:
+        super().passed(data, up)
+        if up:
+            self.sent += data
 
 
 class Watched:
@@ -195,7 +150,7 @@ def test_five_members_learn_together_and_nothing_of_theirs_is_anywhere_else(
     with ExitStack() as stack:
         server = stack.enter_context(Process(place, "--port", "0", command=fork_server))
         packets = stack.enter_context(captured(server.port))
-        tap = stack.enter_context(tapped(server.port))
+        tap = stack.enter_context(running(Tap(server.port)))
         link = server.link.replace(f":{server.port}/", f":{tap.port}/")
         folders = [
             files(tmp_path / f"{MARK} {member}", member, lines)
