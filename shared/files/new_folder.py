@@ -38,14 +38,14 @@ def empty(path: Path, purpose: str, mode: int = 0o777) -> None:
 
 
 @contextmanager
-def new_folder(to: Path, purpose: str) -> Iterator[Path]:
+def new_folder(to: Path, purpose: str, mode: int = 0o777) -> Iterator[Path]:
     """Yield a hidden folder within the new or empty folder `to`; its files move into `to` at the
     end of the block, or are deleted if the block fails.
 
     Raises BadRequest, Conflict if `to` is not empty, StorageFull if the block found the disk full.
     """
     there = to.exists()
-    empty(to, purpose)
+    empty(to, purpose, mode)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=to))
     try:
         yield unfinished

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from shared.errors import BadRequest, Unavailable, VolunteerError
+from shared.errors import BadRequest, NotFound, Unavailable, VolunteerError
 from shared.files.source_paths import existing
+from shared.nearest import hint
 from shared.programs.progress_line import ProgressLine
 from shared.sentences import Sentence
 from shared.text import printable
@@ -295,12 +296,20 @@ def remove(run: Run, *, json: Json = False, profile: Profile = "") -> int:
     from volunteer.settings import settings
 
     places = settings.directories(profile=profile)
-    removed = _own_data(profile).remove(run)
+    data = _own_data(profile)
+    names = [record.run for record in data.records()]
+    removed = data.remove(run)
     withdrawn = True
     try:
         asyncio.run(ask_coordinator(places, lambda api: withdraw(api, run)))
     except VolunteerError as error:
         withdrawn = False
+        if names and not removed and isinstance(error, NotFound):
+            raise NotFound(
+                Sentence(
+                    "there are no data of yours for {run}: {hint}", run=run, hint=hint(run, names)
+                )
+            ) from error
         remark(_("the coordinator was not told: {error}", error=shown(error.message)))
     asyncio.run(_counted_again(places))
     if json:

@@ -155,7 +155,9 @@ class _Export:
             name = f"{home.info.name}-v{home.manifest.version}"
             place = to or exports() / (f"{name}-mine" if self._passes else name)
             place = place.expanduser().absolute()
-            with new_folder(place, Sentence("the export")) as unfinished:
+            # a new folder of a copy that learnt from own files is for its owner alone
+            mode = 0o700 if self._passes else 0o777
+            with new_folder(place, Sentence("the export"), mode) as unfinished:
                 copy, weights = self._learnt(home, watch)
                 watch.say(_("Writing its files into {path}.", path=place))
                 home_copy = self._written(home, weights, unfinished, copy)

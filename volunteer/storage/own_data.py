@@ -194,7 +194,7 @@ def _again(run: str, *, damaged: bool) -> Sentence:
             run=run,
         )
     return Sentence(
-        "the copies of your data for {run} are not on this machine any more: `volunteer data add "
-        "{run} PATH` makes them again",
+        "there are no data of yours for {run} on this machine: `volunteer data add {run} PATH` "
+        "adds them",
         run=run,
     )

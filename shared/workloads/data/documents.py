@@ -98,7 +98,9 @@ def _nothing_read(places: list[Path], reasons: list[str]) -> str:
     place = places[0]
     if len(places) == 1 and place.is_file() and reasons:
         return reasons[0]
-    first = [reason.removeprefix(f"{place}: ") for reason in reasons[:_REASONS_SHOWN]]
+    first = reasons[:_REASONS_SHOWN]
+    if len(places) == 1:
+        first = [reason.removeprefix(f"{place}: ") for reason in first]
     why = f" ({'; '.join(first)})" if first else ""
     if len(places) == 1:
         return (
@@ -135,7 +137,7 @@ class _Reading:
 
     def __init__(self, skipped: Skipped, column: str) -> None:
         self._skipped, self._column = skipped, column
-        self.had_columns = False  # a table or a file of records was read
+        self.had_columns = False  # there was a table or a file of records
 
     def of(self, path: Path) -> Iterator[Document]:
         """Yield the documents of a folder or a file. Raises InvalidRunFile for an unreadable file
@@ -165,8 +167,8 @@ class _Reading:
         if not (table_rows.is_table(path) or holds_records(path, head_of(path, name), column)):
             yield from _text(path, name, self._skipped)
             return
-        yield from _texts(path, name, self._skipped, column)
         self.had_columns = True
+        yield from _texts(path, name, self._skipped, column)
 
 
 def _texts(path: Path, name: str, skipped: Skipped, column: str) -> Iterator[Document]:

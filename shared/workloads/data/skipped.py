@@ -62,9 +62,15 @@ def walk(
     root: Path, left_out: frozenset[str] = frozenset(), skipped: Skipped | None = None
 ) -> Iterator[Path]:
     """Yield files below `root` in an order independent of the file system. Hidden files and links
-    are skipped, since a link may point out of the folder.
+    are skipped, since a link may point out of the folder, and so are unreadable folders.
     """
-    for path in sorted(root.iterdir(), key=lambda path: path.name):
+    try:
+        entries = sorted(root.iterdir(), key=lambda path: path.name)
+    except OSError as error:
+        if skipped is not None:
+            skipped.add(f"{root}: this folder cannot be read: {error.strerror or error}")
+        return
+    for path in entries:
         if path.name.startswith(".") or path.name in left_out:
             continue
         if path.is_symlink():

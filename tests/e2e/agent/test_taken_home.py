@@ -121,6 +121,7 @@ async def test_a_copy_learns_from_own_data_and_nothing_is_sent(
     weights, others = (load_file(folder / "model.safetensors") for folder in (own, common))
     assert weights.keys() == others.keys()
     assert any(not np.array_equal(weights[name], others[name]) for name in weights)
+    assert own.stat().st_mode & 0o077 == 0
     assert "may repeat" in (own / "README.md").read_text()
     assert "may repeat" not in (common / "README.md").read_text()
     assert [*(tmp_path / "machine").rglob("export-*")] == []  # the downloads
@@ -194,6 +195,8 @@ async def test_a_member_is_led_from_the_invitation_to_the_first_task(
             assert sentence in out
         _, out, _ = await member.types("data", "list", "--profile", "b")
         assert "no data of your own yet" in out
+        _, _, errors = await member.types("export", "tiny", "--profile", "b")
+        assert "there are no data of yours for tiny on this machine" in errors
         code, out, _ = await member.types(
             "data", "add", "tiny", str(own), "--yes", "--profile", "b"
         )
@@ -201,6 +204,8 @@ async def test_a_member_is_led_from_the_invitation_to_the_first_task(
             0,
             "added; now: `volunteer --profile b`, or `volunteer --no-ui --profile b`",
         )
+        code, _, errors = await member.types("data", "remove", "tinny", "--profile", "b")
+        assert (code, 'did you mean "tiny"' in errors) == (1, True)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -355,6 +356,24 @@ def texts_of(skipped: Skipped, *sources: Path, column: str = "text") -> list[str
     return [document.text for document in read_documents(sources, skipped, column)]
 
 
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (locked := tmp_path / "locked").mkdir()
+    entries = Path.iterdir
+
+    def listed(folder: Path) -> Iterator[Path]:
+        if folder == locked:
+            raise PermissionError(13, "Permission denied")
+        return entries(folder)
+
+    monkeypatch.setattr(Path, "iterdir", listed)
+    skipped = Skipped()
+    assert texts_of(skipped, tmp_path) == ["one"]
+    assert skipped.sentences == [f"{locked}: this folder cannot be read: Permission denied"]
+
+
 def rows(count: int) -> str:
     return "".join(f"{n},slept well on day {n}\n" for n in range(count))
 
@@ -377,6 +396,8 @@ def test_what_is_no_text_is_left_out_beside_what_is_and_files_are_counted(tmp_pa
         f"{photos}: files of other kinds were not read: .jpg 1 (pictures, not text)",
         f"{scan}: it is a PDF: save it as text (.txt) first",
     ]
+    with pytest.raises(InvalidRunFile, match=r"scan\.pdf: it is a PDF.*; .*photos: files of other"):
+        texts_of(Skipped(), scan, photos)
     for sources in ((photos,), (photos, scan)):
         with pytest.raises(InvalidRunFile, match=r"no text to read in .*\.jpg 1"):
             texts_of(Skipped(), *sources)
@@ -431,5 +452,9 @@ def test_a_column_that_no_file_has_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("good")
     with pytest.raises(InvalidRunFile, match="plain text has no column note"):
         texts_of(Skipped(), tmp_path, column="note")
+    (tmp_path / "b.csv").write_text("id,other\n1,one\n")
+    skipped = Skipped()
+    assert texts_of(skipped, tmp_path, column="note") == ["good"]
+    assert 'none of its 1 records has a "note"' in skipped.sentences[0]
     (tmp_path / "b.csv").write_text("id,note\n1,one\n")
     assert texts_of(Skipped(), tmp_path, column="note") == ["good", "one"]
