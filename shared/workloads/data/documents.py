@@ -52,6 +52,10 @@ _STDLIB_SKIPPED = frozenset(
 _STDLIB_TABLES = "encodings"  # folder of generated tables
 
 
+class _BadRecords(InvalidRunFile):
+    """Raised for a file of which most records, or all, are bad."""
+
+
 class Document(msgspec.Struct, frozen=True):
     """Text and its name."""
 
@@ -63,7 +67,8 @@ def read_documents(
     sources: Iterable[str | Path | Document], skipped: Skipped, column: str = TEXT
 ) -> Iterator[Document]:
     """Yield every document of `sources`; records have it in a `column`. Raises InvalidRunFile for a
-    missing source, if none is readable, and for a column that no file has.
+    missing source, for a named file of mostly bad records, if no source is readable, and for a
+    column that no file has.
     """
     reading = _Reading(skipped, column)
     places: list[Path] = []
@@ -80,6 +85,8 @@ def read_documents(
             for document in reading.of(path):
                 documents += 1
                 yield document
+        except _BadRecords:
+            raise  # a person named this file for its records
         except InvalidRunFile as error:
             refusals.append(error.message)
     if places and not documents:
@@ -198,7 +205,7 @@ def _texts(path: Path, name: str, skipped: Skipped, column: str) -> Iterator[Doc
             first = None
     if first is not None:
         if bad.count and not (first or blank):
-            raise InvalidRunFile(_no_column(name, column, bad, columns))
+            raise _BadRecords(_no_column(name, column, bad, columns))
         _refuse_mostly_bad(name, bad, len(first) + blank)
         yield from first
     if blank:
@@ -210,7 +217,7 @@ def _texts(path: Path, name: str, skipped: Skipped, column: str) -> Iterator[Doc
 def _refuse_mostly_bad(name: str, bad: Skipped, good: int) -> None:
     """Raise InvalidRunFile for a file of which most records are bad."""
     if bad.count > good:
-        raise InvalidRunFile(
+        raise _BadRecords(
             f"{name}: {bad.count:,} of its first {bad.count + good:,} records cannot be read;"
             f" {bad.sentences[0].removeprefix(name).lstrip()}; mend them, or leave the file out"
         )
