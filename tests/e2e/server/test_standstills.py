@@ -43,11 +43,15 @@ from tests.support.local_coordinator import (
 from tests.support.virtual_clock import VirtualClock
 from tests.support.workplaces import workplace
 from volunteer.agent.run_watcher import RunWatcher, merging_words
-from volunteer.control.status import Status
+from volunteer.control.status import PauseStatus, Status
 from volunteer.headless import status_lines
 
 STEP_S, MOST_S = 5.0, 40.0
 SMALL = {"hardware": {"devices": [{"id": "cpu", "kind": "cpu", "name": "Atom", "memory_bytes": 1}]}}
+
+
+# A machine at work hears nothing of nobody being here.
+PAUSED = Status(pauses=(PauseStatus(device="", by="you", message="", until=""),))
 
 
 class Headless:
@@ -58,7 +62,7 @@ class Headless:
         memory = SimpleNamespace(memory=SimpleNamespace(show_name=None, read=()))
         hub: Any = SimpleNamespace(
             emit=lambda event: None,
-            status=SimpleNamespace(runs=(), announcements=()),
+            status=PAUSED,
             notice=self._print,
         )
         judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
