@@ -388,6 +388,19 @@ async def test_a_gift_of_nothing_or_of_too_much_is_refused(database: Database, a
         await refused(database, BadRequest, "above 0", give)
 
 
+async def test_gifts_under_one_id_from_two_givers_each_settle_the_debt(database: Database) -> None:
+    """Givers choose the ids of their gifts: a debtor's friends may choose the same."""
+
+    def write(conn: Connection) -> None:
+        debts.charge(conn, BOB, 8, 30, "", 1.0)
+        for giver in (MIA, "ann"):
+            gifts.grant(conn, giver, giver, 10, "", 1.0)
+            gifts.give(conn, (giver, BOB), "x", 10, 2.0)
+
+    await database.write(write)
+    assert await has(database, BOB) == Balances(debt_micro=10)
+
+
 async def test_a_gift_is_moved_once_and_settles_the_debt_of_its_taker(database: Database) -> None:
     def write(conn: Connection) -> list[bool]:
         gifts.grant(conn, MIA, "g", AMOUNT_MAX, "", 1.0)
@@ -400,7 +413,7 @@ async def test_a_gift_is_moved_once_and_settles_the_debt_of_its_taker(database: 
     said = f"from {MIA} to {BOB}"
     assert (await entries(database))[2:] == [
         (f"give:{MIA}:x", "give", moved, None, None, said, 2.0),
-        (f"repaid:x:{BOB}", "repay", repaid, None, None, "", 2.0),
+        (f"repaid:give:{MIA}:x", "repay", repaid, None, None, "", 2.0),
     ]
     await refused(
         database, Conflict, "posted before", lambda c: gifts.give(c, (MIA, BOB), "x", 11, 4.0)

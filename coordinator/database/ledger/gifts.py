@@ -48,7 +48,8 @@ def give(
     new = not digests(conn, [key])
     post(conn, [draft], now)
     if new:
-        debts.repay(conn, {taker: f"repaid:{gift}:{taker}"}, now)
+        # named after giver and gift, since givers may choose the same id
+        debts.repay(conn, {taker: f"repaid:{key}"}, now)
     return new
 
 
