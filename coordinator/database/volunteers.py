@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Literal
 
 import msgspec
-from sqlalchemy import Connection, bindparam, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, exists, func, or_, select, update
 
 from coordinator.database.engine.statements import among, deletion, insert_new, its
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
@@ -355,6 +355,11 @@ def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now:
 
 
 # --- standing ---
+
+
+def takes_part() -> ColumnElement[bool]:
+    """Return the condition that an account is neither banned, forgotten nor suspended."""
+    return and_(_V.state == "active", _V.standing != "suspended")
 
 
 _HARDWARE = select(workers.c.hardware).where(its(workers.c.id))

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from coordinator.accounts import suspension
 from coordinator.accounts.accounts import Principal
 from coordinator.database import runs, tasks
 from coordinator.database.engine.open_database import Database
@@ -379,6 +380,17 @@ async def test_a_private_run_names_no_measure_by_which_members_choose(ward: Ward
     assert figures is not None
     assert (figures.members, figures.best_by, figures.newest) == (1, None, None)
     assert await ward.losses() == {}
+
+
+async def test_a_suspended_member_neither_counts_nor_chooses_the_best_version(ward: Ward) -> None:
+    ben = await ward.write(add_worker)
+    for who in (ward.ann, ben):
+        await ward.declare(who)
+        await ward.measure(who, 1.0)
+    reason = "its updates pointed away from everybody's"
+    await ward.write(lambda conn: suspension.suspend(conn, ben.volunteer_id, reason, 2.0))
+    assert await ward.losses() == {0: (1.0,)}
+    assert await ward.declared() == [ward.ann.worker_id]
 
 
 async def test_a_version_that_is_not_there_is_measured_by_nobody(ward: Ward) -> None:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from coordinator.database.engine.statements import its, replacement, upsert
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.versions import evaluations, heldout_sums
+from coordinator.database.volunteers import takes_part
 from shared.protocol.members import HeldoutSums
 
 LATELY = 256  # newest versions with their files that are compared
@@ -41,7 +42,7 @@ _KEPT = (
 _SUMS = (
     sa.select(_H.version, _H.volunteer_id, sa.func.sum(_H.loss_sum), sa.func.sum(_H["items"]))
     .join_from(heldout_sums, volunteers, volunteers.c.id == _H.volunteer_id)
-    .where(its(_H.run_id), _H.version.in_(_KEPT), volunteers.c.state == "active")
+    .where(its(_H.run_id), _H.version.in_(_KEPT), takes_part())
     .group_by(_H.version, _H.volunteer_id)
     .order_by(_H.version, _H.volunteer_id)
 )

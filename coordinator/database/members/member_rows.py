@@ -17,6 +17,7 @@ from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import members
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import FREE, awaits_verdict, in_order
+from coordinator.database.volunteers import takes_part
 from shared.protocol.members import MemberData
 
 _M = members.c
@@ -63,7 +64,7 @@ _OF_RUN = (
     .join_from(members, workers, workers.c.id == _M.worker_id)
     .join(volunteers, volunteers.c.id == _M.volunteer_id)
     .where(its(_M.run_id), _M.declared_at.is_not(None), workers.c.revoked_at.is_(None))
-    .where(volunteers.c.state == "active")
+    .where(takes_part())
 )
 _SIZES = sa.select(_M.worker_id, _M.samples).where(its(_M.run_id), among(_M.worker_id, "workers"))
 _SET = sa.update(members).where(its(_M.run_id), its(_M.worker_id))
@@ -86,7 +87,7 @@ def of_workers(
 
 
 def of_run(conn: sa.Connection, run_id: int) -> list[MemberRow]:
-    """Return the declared data of a run, of active accounts' machines that have not left."""
+    """Return the declared data of a run: of live machines whose account takes part."""
     rows = conn.execute(_OF_RUN, {"its_run_id": run_id}).mappings()
     return [MemberRow(**row) for row in rows]
 
