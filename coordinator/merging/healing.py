@@ -47,21 +47,19 @@ def proposal(conn: Connection, run: RunRow) -> Proposal | None:
     if not line:
         return None
     spoilt = contributions.discredited(conn, run.id, line[-1].version)
-    if not spoilt:
-        return None
     for row in line:
         share = _share(conn, run, row, spoilt.get(row.version, frozenset()))
         if share > SHARE:
             first = row, share
-    if first is None or first[0].parent is None:
+    if first is None:
         return None
-    to = first[0].parent
-    while to > 0 and evaluations.evaluation(conn, run.id, to).pruned:
-        before = _before(conn, versions.get(conn, run.id, to))
-        if before is None:
-            return None
-        to = before
-    return Proposal(run=run.name, version=first[0].version, share=first[1], to=to)
+    version, share = first
+    to = version.parent
+    while to and evaluations.evaluation(conn, run.id, to).pruned:
+        to = _before(conn, versions.get(conn, run.id, to))
+    if to is None:
+        return None
+    return Proposal(run=run.name, version=version.version, share=share, to=to)
 
 
 def _line(conn: Connection, run: RunRow) -> Sequence[VersionRow]:
@@ -72,7 +70,7 @@ def _line(conn: Connection, run: RunRow) -> Sequence[VersionRow]:
     while at is not None and len(line) < RECENT:
         if at not in rows:
             before = versions.listing(conn, run.id, at - RECENT, RECENT)  # in one statement
-            rows |= {row.version: row for row, _ in before}
+            rows = {row.version: row for row, _ in before}
         row = rows[at]
         if row.kind == "merge":
             line.append(row)

@@ -17,11 +17,12 @@ from structlog.testing import capture_logs
 
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
-from coordinator.database.tables.merges import merges
+from coordinator.database.tables.merges import merge_parts, merges
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures
 from coordinator.database.tables.versions import versions
 from coordinator.merging.merger import IDLE_S, POLL_S
+from coordinator.rules import run_file
 from coordinator.storage.blobs import DamagedBlob
 from shared.errors import StorageFull, Unavailable
 from shared.protocol.accounts import Me
@@ -319,6 +320,59 @@ async def test_the_log_tells_what_was_merged_and_what_failed(
     ]
 
 
+async def test_a_merge_counts_steps_and_tokens_and_keeps_what_it_was_made_of(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await team(home)
+    terms: list[dict[str, object]] = []
+
+    async def note() -> None:
+        terms.append(json.loads((await values(home, merges.c.terms))[0]))
+
+    during(home, monkeypatch, note)
+    await home.clock.advance(3.0)
+    assert await home.coordinator.merger.merge_if_due(1)
+    (begun,) = terms
+    assert (begun["workers"], begun["noise_key"], begun["samples"]) == (2, "", {})
+    v = versions.c
+    versions_made = await values(home, v.kind, v.parent, v.contributions, v.global_step, v.tokens)
+    (_, _, _, *zero), (kind, parent, made_of, *counters) = versions_made
+    assert (kind, parent, made_of, zero) == ("merge", 0, "[1,2]", [0, 0])
+    assert min(counters) > 0
+    assert await values(home, runs.c.global_step, runs.c.tokens) == [tuple(counters)]
+    m = merges.c
+    ended = await values(home, m.state, m.failures, m.message, m.ended_at)
+    assert ended == [("committed", 0, "", home.clock.now())]
+    query = sa.select(contributions.c.merged_at, contributions.c.version)
+    rows = await home.coordinator.db.read(lambda conn: conn.execute(query).all())
+    assert {tuple(row) for row in rows} == {(home.clock.now(), 1)}
+
+
+@pytest.mark.parametrize(("shards", "merged"), [(2, "[1,2]"), (3, "[1,2,3]")])
+async def test_a_merge_in_parts_that_was_left_is_resumed_unless_the_plan_changed(
+    tmp_path: Path, shards: int, merged: str
+) -> None:
+    """Its parts may be done: work that came later waits for the next version."""
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(RUN.replace("[plan]", "[plan]\nshards = 2"))
+        await team(home)
+        lease = home.coordinator.merger._lease
+        assert await home.coordinator.db.write(lambda conn: lease(conn, 1)) is not None
+        await (await home.join("Cleo")).work(9)
+        left = sa.update(merges).values(owner="a dead process", lease_until=0.0)
+        table = run_file.decode((await values(home, runs.c.file))[0])
+        plan = {**table.plan, "shards": shards}
+        file = run_file.encode(msgspec.structs.replace(table, plan=plan))
+        await home.coordinator.db.write(lambda conn: conn.execute(left))
+        await home.coordinator.db.write(
+            lambda conn: conn.execute(sa.update(runs).values(file=file))
+        )
+        assert await home.coordinator.merger.merge_if_due(1)
+        assert await values(home, versions.c.contributions) == ["[]", merged]
+        assert await values(home, merge_parts.c.id) == []
+        assert await sound(home)
+
+
 async def member(home: LocalCoordinator, name: str) -> Worker:
     worker = await home.join(name)
     body = msgspec.json.encode(MemberData(samples=64, items=512, heldout=1))
@@ -404,3 +458,4 @@ async def test_bytes_of_the_base_that_are_damaged_meanwhile_are_blamed_on_no_con
     assert await values(home, failures.c.id) == []
     assert not await home.coordinator.merger.merge_if_due(1)
     assert await values(home, contributions.c.state) == ["rejected", "accepted"]
+    assert "tensor" in (await values(home, contributions.c.message))[0]

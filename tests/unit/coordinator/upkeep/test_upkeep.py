@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -10,11 +11,17 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from structlog.testing import capture_logs
 
 from coordinator.database import datasets, unreferenced_blobs
 from coordinator.database import recomputes as recompute_rows
 from coordinator.database import runs as run_rows
+from coordinator.database import versions as version_rows
+from coordinator.database.experience import KEPT_S
+from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.experience import chunks
+from coordinator.database.tables.merges import merge_parts, merges, state_parts
 from coordinator.database.tables.record import record_lines
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.trust import recomputes
@@ -25,6 +32,7 @@ from coordinator.upkeep.store_mark import RENEW_S, stored_mark
 from shared.errors import Unavailable
 from shared.files.deletions import Reason as DeletionReason
 from shared.protocol.accounts import Me
+from shared.units import DAY_S
 from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import (
     RUN,
@@ -77,9 +85,14 @@ async def test_a_run_ends_once_and_not_before_its_time_or_while_it_is_paused(
     assert await home.coordinator.upkeep.end_runs() == 1
     end = home.coordinator.upkeep._end
     assert await home.coordinator.db.write(lambda conn: end(conn, 1)) == 0  # another replica's look
-    query = sa.select(sa.func.count()).where(record_lines.c.action == "run.complete")
-    assert await home.coordinator.db.read(lambda conn: conn.execute(query).scalar_one()) == 1
-    assert (await home.coordinator.runs.queries.info("tiny")).state == "completed"
+    r = record_lines.c
+    query = sa.select(r.at, r.actor, r.subject, r.detail).where(r.action == "run.complete")
+    lines = await home.coordinator.db.read(lambda conn: conn.execute(query).all())
+    now, why = home.clock.now(), "version 1 of 1 is merged"
+    assert [tuple(line) for line in lines] == [(now, "coordinator", "tiny", why)]
+    row = await home.coordinator.db.read(lambda conn: run_rows.by_id(conn, 1))
+    assert (row.state, row.ended_at, row.state_since) == ("completed", now, now)
+    assert (row.state_actor, row.state_reason) == ("coordinator", why)
     assert (await ann.verdict(unmerged.contribution)).state == "superseded"
     assert decode(await ann.get("/workers/me"), Me).pending_micro == 0
     refused(await ann.post(f"/tasks/{lease.task}/begin", {"attempt": lease.attempt}), 410)
@@ -177,6 +190,73 @@ async def test_no_file_goes_that_a_recompute_still_needs(home: LocalCoordinator)
     assert len(needed & await stored(home)) == 1  # version 0 stays
 
 
+async def test_no_file_goes_to_which_a_row_refers(home: LocalCoordinator) -> None:
+    """Of uploads that were not submitted, of games, of merges in parts, and of states."""
+    await home.start_run(ALONE)
+    ann = await home.join("Ann")
+    lease = await ann.claim()
+    begun = await ann.begin(lease)
+    data = await ann.update(lease.run, 1)
+    await ann.upload(lease, data)
+    put = home.coordinator.blobs.put_bytes
+    chunk, part, state, in_shards = [await put(b"file %d" % number) for number in range(4)]
+    now = home.clock.now()
+    base = await home.coordinator.db.read(lambda conn: version_rows.get(conn, 1, 0))
+    used = base.master_sha256  # a name of a kept version
+    lease_row = {"owner": "another", "attempt": 1, "failures": 0, "message": ""}
+    merge = lease_row | {
+        "id": 1, "run_id": 1, "base": 0, "shard": 0, "state": "leased", "contributions": "[]",
+        "lease_until": now + 4 * upkeep.ORPHAN_AGE_S, "terms": "{}", "created_at": now,
+    }  # fmt: skip
+    made = json.dumps({"sha256": part, "size": 6, "state_sha256": state})
+    rows = [
+        (chunks, {
+            "run_id": 1, "number": 0, "sha256": chunk, "size": 6, "episodes": 1, "samples": 1,
+            "sealed_at": now,
+        }),
+        (merges, merge),
+        (merge_parts, lease_row | {
+            "merge_id": 1, "phase": "merge", "shard": 0, "state": "done", "result": made,
+            "lease_until": now,
+        }),
+        (state_parts, {"state_sha256": used, "shard": 0, "sha256": in_shards, "size": 6}),
+    ]  # fmt: skip
+
+    def add(conn: sa.Connection) -> None:
+        for table, row in rows:
+            conn.execute(sa.insert(table).values(**row))
+
+    await home.coordinator.db.write(add)
+    await home.clock.advance(2 * upkeep.ORPHAN_AGE_S)
+    assert await home.coordinator.upkeep.sweep() == 0
+    assert {chunk, part, state, in_shards} <= await stored(home)
+    assert (await ann.submit(lease, begun, data)).state == "accepted"
+
+    def free(conn: sa.Connection) -> None:
+        later = home.clock.now()
+        conn.execute(sa.update(chunks).values(retired_at=now - KEPT_S))
+        conn.execute(sa.update(merges).values(lease_until=later - upkeep.ORPHAN_AGE_S - 1))
+        conn.execute(sa.update(state_parts).values(state_sha256="0" * 64))
+
+    await home.coordinator.db.write(free)
+    assert await home.coordinator.upkeep.sweep() == 4
+    assert not {chunk, part, state, in_shards} & await stored(home)
+
+
+async def test_the_network_of_a_forgotten_account_is_forgotten_a_day_later(
+    home: LocalCoordinator,
+) -> None:
+    await home.join("Ann")
+    gone = sa.update(volunteers).values(state="forgotten", network="192.0.2.0")
+    await home.coordinator.db.write(lambda conn: conn.execute(gone))
+    networks = sa.select(volunteers.c.network)
+    for days, network in ((0.9, "192.0.2.0"), (0.2, "")):
+        await home.clock.advance(days * DAY_S)
+        await home.coordinator.upkeep.sweep()
+        read = await home.coordinator.db.read(lambda conn: conn.execute(networks).scalar_one())
+        assert read == network
+
+
 async def let_go(home: LocalCoordinator, count: int) -> set[str]:
     """So many old blobs to which nothing refers."""
     put = home.coordinator.blobs.put_bytes
@@ -192,7 +272,9 @@ async def test_a_sweep_deletes_few_files_so_that_a_mistake_takes_hours(
     registered = len(await home.coordinator.db.read(datasets.all_registered))
     monkeypatch.setattr(upkeep, "SWEPT_MIN", 2)
     names = await let_go(home, 9)
-    assert await home.coordinator.upkeep.sweep() == 2
+    with capture_logs() as lines:
+        assert await home.coordinator.upkeep.sweep() == 2
+    assert [line["blobs"] for line in lines if line["event"] == "swept"] == [2]
     assert len(names & await stored(home)) == 7
     monkeypatch.setattr(upkeep, "SWEPT_SHARE", 4.5 / registered)
     assert await home.coordinator.upkeep.sweep() == 4
@@ -319,6 +401,10 @@ async def test_a_chore_that_fails_keeps_no_other_from_its_turn(home: LocalCoordi
         raise ZeroDivisionError
 
     chore = home.coordinator.upkeep._try
-    await chore(failing)
+    with capture_logs() as lines:
+        await chore(failing)
+    (line,) = lines
+    assert (line["event"], line["error"]) == ("chore failed", "the store rests")
+    assert line["chore"].endswith("failing")
     with pytest.raises(ZeroDivisionError):  # a bug is not silenced
         await chore(broken)

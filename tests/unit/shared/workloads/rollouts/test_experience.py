@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,11 @@ from safetensors.torch import save_file
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import TrainSettings
 from shared.workloads.experience import Actor, Inspection, KnownVersion
+from shared.workloads.rollouts import rereading
+from shared.workloads.rollouts.answer_proof import refuted
 from shared.workloads.rollouts.answer_records import (
     LOWEST,
+    STEPS,
     GroupRecord,
     decode,
     encode,
@@ -24,6 +27,7 @@ from shared.workloads.rollouts.answer_records import (
     quantised,
     restored,
 )
+from shared.workloads.rollouts.config import Problems, RolloutsConfig
 from shared.workloads.rollouts.problems import END
 from shared.workloads.rollouts.rereading import (
     TOKENS,
@@ -309,6 +313,110 @@ def test_a_drawn_task_is_read_in_whole(tmp_path: Path) -> None:
     assert (some.faults, every.faults) == (0, 0)
 
 
+def faked(record: GroupRecord, samples: Sequence[int], count: int = 99) -> GroupRecord:
+    """A group whose answers of these numbers end with other tokens, so many of each."""
+    answers = record.answers()
+    for sample in samples:
+        answers[sample][-count:] = 255 - answers[sample][-count:]
+    return replace(record, tokens=packed(np.concatenate(answers).tolist()))
+
+
+def test_a_complaint_names_problem_version_and_faults_of_the_group_alone(tmp_path: Path) -> None:
+    """Two versions wrote; the groups of the one that another forged are all that is refused."""
+    weights = published(tmp_path)
+    options = tiny.WORKLOAD.options({"group": 32})
+    groups = tiny.answers(tiny.lively(), tmp_path, steps=4, options=options)
+    groups = [replace(groups[0], version=3), faked(groups[1], range(32)), *groups[2:]]
+    task = tiny.job("selfplay", 4, options=options)
+    reading = differing(dict(enumerate(groups)), task, lambda _: weights, 3, whole=True)
+    tokens = sum(groups[1].lengths)
+    assert reading.read == sum(sum(group.lengths) for group in groups)
+    assert tokens / 2 < reading.faults <= tokens
+    assert reading.complaints == {
+        1: f"problem 1: read again by version 0, {reading.faults} of {tokens} tokens are not what "
+        "it writes with its seed"
+    }
+
+
+def test_a_forged_answer_condemns_its_group_though_the_others_are_honest(tmp_path: Path) -> None:
+    weights = published(tmp_path)
+    options = tiny.WORKLOAD.options({"group": 96})
+    (group,) = tiny.answers(tiny.lively(), tmp_path, steps=1, options=options)
+    task, record = tiny.job("selfplay", 1, options=options), {0: faked(group, [70], 4)}
+    reading = differing(record, task, lambda _: weights, 3, whole=True)
+    assert (reading.faults, reading.read) == (4, sum(group.lengths))
+    assert not refuted(reading.faults, reading.read)
+    assert reading.complaints == {
+        0: f"problem 0: read again by version 0, 4 of {reading.read} tokens are not what it writes "
+        "with its seed"
+    }
+
+
+def test_groups_of_few_tokens_are_refuted_together_and_only_those_with_a_fault(
+    tmp_path: Path,
+) -> None:
+    weights = published(tmp_path)
+    options = tiny.WORKLOAD.options({"group": 2})
+    groups = tiny.answers(tiny.lively(), tmp_path, steps=6, options=options)
+    groups = [*(faked(group, [1], 2) for group in groups[:4]), *groups[4:]]
+    task = tiny.job("selfplay", 6, options=options)
+    reading = differing(dict(enumerate(groups)), task, lambda _: weights, 3, whole=True)
+    assert ([*reading.complaints], reading.faults) == ([0, 1, 2, 3], 8)
+    alone = differing({0: groups[0], 1: groups[4]}, task, lambda _: weights, 3, whole=True)
+    assert (alone.complaints, alone.faults) == ({}, 2)
+
+
+def test_a_file_that_is_mostly_forged_is_left_after_that_and_refused_in_whole(
+    tmp_path: Path,
+) -> None:
+    weights = published(tmp_path)
+    opened: list[int | str] = []
+
+    def file(name: int | str) -> Path:
+        opened.append(name)
+        return weights
+
+    options = tiny.WORKLOAD.options({"group": 32})
+    honest = tiny.answers(tiny.lively(), tmp_path, steps=5, options=options)
+    groups = [
+        replace(honest[0], version=0),  # half of what is read is no reason to stop
+        replace(faked(honest[1], range(32)), version=1),
+        replace(faked(honest[2], range(32)), version=2),
+        replace(honest[3], version=3),
+        replace(honest[4], version=4),
+    ]
+    task = tiny.job("selfplay", 5, options=options)
+    reading = differing(dict(enumerate(groups)), task, file, 3, whole=True)
+    assert opened == [0, 1, 2]
+    assert reading.complaints.keys() == {1, 2, 3, 4}
+    for place in (3, 4):
+        assert reading.complaints[place] == (
+            f"problem {place}: not checked, since most before it were refused"
+        )
+
+
+def test_every_answer_is_read_however_few_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of a large vocabulary reads fewer answers at once, and one at least."""
+    weights = published(tmp_path)
+    options = tiny.WORKLOAD.options({"group": 8})
+    records = dict(enumerate(tiny.answers(tiny.lively(), tmp_path, steps=2, options=options)))
+    task = tiny.job("selfplay", 2, options=options)
+
+    config = RolloutsConfig.from_dict(task.config)
+    problems = Problems.of(config, lambda _: weights)
+    scores = config.context * problems.text.vocabulary  # of an answer
+    results = []
+    for limit, together in ((rereading.LOGITS, rereading.BATCH), (3.5 * scores, 3), (9, 1)):
+        monkeypatch.setattr(rereading, "LOGITS", int(limit))
+        reader = rereading.Rereader(task, 0, lambda _: weights, problems)
+        assert reader.batch == together
+        results.append(differing(records, task, lambda _: weights, 3, whole=True))
+    assert results[0] == results[1] == results[2]
+    assert results[0].read == sum(sum(record.lengths) for record in records.values())
+
+
 @pytest.mark.parametrize("lengths", [[40], [40, 50, 60], [10, 10, 10, 10, 10], [1, 2]])
 def test_of_each_group_as_many_tokens_are_read_as_prove_something(lengths: list[int]) -> None:
     for seed in range(20):
@@ -324,6 +432,15 @@ def test_a_log_probability_at_the_floor_blames_nobody() -> None:
     reach = rounding(np.array([-LOWEST, -LOWEST / 2], np.float32))
     assert np.isinf(reach[0])
     assert np.isfinite(reach[1])
+
+
+def test_what_the_wire_rounds_is_within_reach_and_the_reach_is_small() -> None:
+    nats = np.linspace(0.0, LOWEST - 0.2, 2001)
+    stored = restored(quantised(-nats))
+    reach = rounding(stored)
+    assert (np.abs(stored + nats) <= reach + 1e-6).all()
+    # twice the square root of the share, at most a step on
+    assert (reach <= LOWEST * (np.sqrt(nats / LOWEST) + 2 / STEPS) / STEPS).all()
 
 
 def test_judged_answers_are_summed_whatever_they_teach(tmp_path: Path) -> None:
