@@ -23,7 +23,7 @@ from coordinator.simulate.scenario import from_table
 from coordinator.simulate.simulation import SimulationResult, simulate
 from tests.experiments.cells import Row, arguments, results, work_off
 
-GAMES_A_CORE = 30.0  # an hour
+GAMES_A_CORE = 50.0  # an hour
 CORES, ACTORS = 4, 6
 STEP_S = 1.7  # of the card
 POSITIONS = 111.0  # of a game that are learnt

@@ -3,11 +3,13 @@ position.
 
 There are no normalisation layers, so that a position gets the same result alone and in a batch, and
 there are no running statistics to merge; residual branches begin as zero, which keeps deep networks
-stable. Shapes: B positions, S side, A = S * S, C channels.
+stable. A player that learns computes in float32, one that plays has its trunk in fixed point
+(`fixed_point`). Shapes: B positions, S side, A = S * S, C channels.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,14 +22,18 @@ from shared.workloads.gomoku.config import (
     GomokuConfig,
     schema,
 )
+from shared.workloads.gomoku.fixed_point import FixedTrunk
+from shared.workloads.gomoku.randomness import words
 from shared.workloads.gomoku.rules import Boards
 from shared.workloads.gomoku.search import Floats
-from shared.workloads.training.device_differences import to_host
+from shared.workloads.training.device_differences import has_bfloat16, to_host
 
 # Measured on a CPU: while a layer has fewer activations than this, they stay in the cache, and the
 # heap is not returned to the system between layers; twice as many cost up to half the speed.
 _CACHE_ELEMENTS = 480_000
 _GPU_BATCH = 4096
+_MEASURED = 16  # positions that the units of fixed-point numbers are measured on
+_STONES = 0.6  # largest share of their cells with a stone
 
 
 class ResidualBlock(nn.Module):
@@ -72,9 +78,13 @@ class GomokuNet(nn.Module):
 
     def forward(self, boards: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluate `boards` (B, A): +1 for stones of the player to move, -1 for the other's."""
-        x = self.stem(self._planes(boards)).relu_()  # (B, C, S, S), channels last in memory
+        x = self.stem(self.planes(boards)).relu_()  # (B, C, S, S), channels last in memory
         for block in self.blocks:
             x = block(x)
+        return self.heads(x)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and values of the trunk's output (B, C, S, S)."""
         logits = self.policy(x).flatten(1)  # (B, A)
         pooled = torch.cat([x.mean((2, 3)), x.amax((2, 3))], dim=1)  # (B, 2 C)
         return logits, torch.tanh(self.value(pooled)).squeeze(1)
@@ -83,7 +93,12 @@ class GomokuNet(nn.Module):
         """Return a batch (2, A) to trace the network with."""
         return torch.zeros((2, self.side * self.side), dtype=torch.int8)
 
-    def _planes(self, boards: Tensor) -> Tensor:
+    def pairs(self) -> list[tuple[nn.Conv2d, nn.Conv2d]]:
+        """Return the convolutions of the blocks."""
+        return [(block.one, block.two) for block in self.blocks if isinstance(block, ResidualBlock)]
+
+    def planes(self, boards: Tensor) -> Tensor:
+        """Return the trunk's input (B, PLANES, S, S), zeros and ones."""
         own_stones, other = boards == 1, boards == -1
         planes = torch.stack(
             [own_stones, other, torch.ones_like(own_stones)], dim=2
@@ -114,12 +129,25 @@ def build(config: GomokuConfig, weights: Weights, device: str) -> GomokuNet:
 
 
 class NetEvaluator:
-    """Network as the search uses it: from boards of the player to move to logits and values."""
+    """Network as the search uses it: from boards of the player to move to logits and values.
 
-    def __init__(self, config: GomokuConfig, weights: Weights, device: str) -> None:
+    `native` chooses a CPU's bfloat16 arithmetic, by default where there is one.
+    """
+
+    def __init__(
+        self, config: GomokuConfig, weights: Weights, device: str, *, native: bool | None = None
+    ) -> None:
         self.positions = 0  # positions evaluated so far
         self._device = device
-        self._model = build(config, weights, device).requires_grad_(False).train(False)
+        self._model = build(config, weights, "cpu").requires_grad_(False).train(False)
+        with torch.inference_mode():
+            self._trunk = FixedTrunk(
+                self._model.stem,
+                self._model.pairs(),
+                self._model.planes(torch.from_numpy(_scattered(config.cells))),
+                native=device == "cpu" and (has_bfloat16("cpu") if native is None else native),
+            )
+        self.move(device)
         self._batch = _GPU_BATCH
         if device == "cpu":
             cached = _CACHE_ELEMENTS * torch.get_num_threads()
@@ -131,7 +159,7 @@ class NetEvaluator:
         self.positions += len(boards)
         tensor = torch.from_numpy(boards)
         parts = [
-            self._model(part.to(self._device))
+            self._model.heads(self._trunk(self._model.planes(part.to(self._device))))
             for part in tensor.chunk(-(-len(boards) // self._batch))
         ]
         logits = torch.cat([part[0] for part in parts]).cpu().numpy()
@@ -145,6 +173,7 @@ class NetEvaluator:
     def move(self, device: str) -> None:
         """Move the weights to another device, or back."""
         self._model.to(device)
+        self._trunk.to(device)
         self._device = device
 
     def halve(self) -> int:
@@ -153,3 +182,13 @@ class NetEvaluator:
             raise MemoryError("one position alone does not fit into the memory of this device")
         self._batch = min(self._batch, 2 * _GPU_BATCH) // 2
         return self._batch
+
+
+def _scattered(cells: int) -> Boards:
+    """Return boards (_MEASURED, A) with more and more stones anywhere, the same for everybody."""
+    boards = np.zeros((_MEASURED, cells), np.int8)
+    for number, board in enumerate(boards):
+        order = np.argsort(words(number, 0, cells), kind="stable")
+        order = order[: round(_STONES * cells * number / _MEASURED)]
+        board[order[0::2]], board[order[1::2]] = 1, -1
+    return boards

@@ -41,7 +41,7 @@ class GomokuWorkload(Workload):
     """Workload `gomoku`; see `Workload`."""
 
     name = "gomoku"
-    version = 2
+    version = 3
     dataset_kinds = ()
     formats = ("onnx",)
     declaration = Declaration(

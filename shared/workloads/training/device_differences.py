@@ -38,14 +38,18 @@ def release(device: str) -> None:
         torch.mps.empty_cache()
 
 
+def has_bfloat16(device: str) -> bool:
+    """Return whether the device computes in bfloat16 faster than in float32."""
+    kind = torch.device(device).type
+    if kind == "cuda":  # older cards only emulate bfloat16
+        return torch.cuda.get_device_capability(device)[0] >= 8 or torch.version.hip is not None
+    if kind == "cpu":
+        return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
+    return kind in ("mps", "xpu")
+
+
 def autocast(precision: str, device: str) -> AbstractContextManager[object]:
     """Return the context for bfloat16 where requested and supported, else for float32."""
-    kind = torch.device(device).type
-    has = kind in ("mps", "xpu")
-    if kind == "cuda":  # older cards only emulate bfloat16
-        has = torch.cuda.get_device_capability(device)[0] >= 8 or torch.version.hip is not None
-    if kind == "cpu":
-        has = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    if precision == "bfloat16" and has:
-        return torch.autocast(kind, torch.bfloat16)
+    if precision == "bfloat16" and has_bfloat16(device):
+        return torch.autocast(torch.device(device).type, torch.bfloat16)
     return nullcontext()

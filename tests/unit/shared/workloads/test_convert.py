@@ -25,7 +25,7 @@ from shared.workloads.data.tokenizer import (
 from shared.workloads.dcgan.config import DcganConfig
 from shared.workloads.dcgan.evaluate import draw
 from shared.workloads.gomoku.config import GomokuConfig
-from shared.workloads.gomoku.network import NetEvaluator
+from shared.workloads.gomoku.network import build as network
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import build
 from shared.workloads.training.onnx_file import onnx_file
@@ -177,6 +177,7 @@ def test_a_player_judges_the_same_by_onnxruntime() -> None:
     weights = noisy(load("gomoku").init(table, 1))
     boards = np.random.default_rng(3).integers(-1, 2, (6, 49)).astype(np.int8)
     logits, value = session("gomoku", table, weights).run(None, {"boards": boards})
-    ours = NetEvaluator(config, weights, "cpu")(boards)
+    with torch.inference_mode():
+        ours = network(config, weights, "cpu")(torch.from_numpy(boards))
     assert np.allclose(logits, ours[0], atol=1e-4)
     assert np.allclose(value, ours[1], atol=1e-4)
