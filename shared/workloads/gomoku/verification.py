@@ -3,10 +3,11 @@ searches.
 
 Every move gets the cheap checks (see `records.check`). Then a few positions of every game, chosen
 by the checker after submission, are searched again with the same network, noise and number of
-simulations. An honest search gives the same visits, except that the last bits of arithmetic differ
-between devices and sometimes divert a simulation; invented visits, or another network's, differ
-nearly everywhere. Measured (6 x 6, 64 simulations): noise of 1e-4 in the network's output moves
-less than 1 % of positions by more than APART, the previous or next version 90 % of them.
+simulations. An honest search gives the same visits: the trunk of a player gives the same bits on
+every device (`fixed_point`), and only the last bits of the heads differ, which seldom diverts a
+simulation. Invented visits, or another network's, differ nearly everywhere. Measured (6 x 6, 64
+simulations): noise of 1e-4 in the network's output moves less than 1 % of positions by more than
+APART, the previous or next version 90 % of them.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def release(device: str) -> None:
 
 
 def has_bfloat16(device: str) -> bool:
-    """Return whether the device computes in bfloat16 faster than in float32."""
+    """Return whether a device computes in bfloat16 faster than in float32."""
     kind = torch.device(device).type
     if kind == "cuda":  # older cards only emulate bfloat16
         return torch.cuda.get_device_capability(device)[0] >= 8 or torch.version.hip is not None
