@@ -38,7 +38,7 @@ def test_progress_is_told_as_the_volunteers_program_tells_it(
     row = SimpleNamespace(
         name="r", state="running", workload="gpt", version=1, loss=None, workers=1, progress=share
     )
-    monkeypatch.setattr(runs, "call", lambda where, name: [row])
+    monkeypatch.setattr(runs, "call", lambda where, command, ask: [row])
     runs.listing()
     assert said == percent(share)
     assert capsys.readouterr().out.rstrip().endswith(said)
