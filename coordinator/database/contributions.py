@@ -79,10 +79,28 @@ LEFT_OVER_MAX = 1000  # contributions of a batch
 _LEFT_OVER = (
     sa.select(contributions).where(_TO_MERGE).order_by(*_MERGE_ORDER).limit(sa.bindparam("most"))
 )
-_MERGEABLE = _LEFT_OVER.where(_C.unproven.is_(False))
+_ROLLBACK, _KEPT = versions.alias("rollback"), versions.alias("kept")
+# A later rollback went back to a version before the base: none from the base on has its weights.
+_REVERTED = (
+    sa.exists()
+    .where(_ROLLBACK.c.run_id == _C.run_id, _ROLLBACK.c.kind == "rollback")
+    .where(_ROLLBACK.c.version > _C.base_version)
+    .where(
+        ~sa.exists()
+        .where(_KEPT.c.run_id == _C.run_id, _KEPT.c.version >= _C.base_version)
+        .where(_KEPT.c.version < _ROLLBACK.c.version)
+        .where(_KEPT.c.master_sha256 == _ROLLBACK.c.master_sha256)
+        .correlate(contributions, _ROLLBACK)
+    )
+    .correlate(contributions)
+)
+_MERGEABLE = _LEFT_OVER.where(_C.unproven.is_(False), ~_REVERTED)
 _LEFT_BEHIND = (
     sa.select(contributions)
-    .where(_TO_MERGE, (_C.base_version < sa.bindparam("base")) | (_C.kind != sa.bindparam("kind")))
+    .where(
+        _TO_MERGE,
+        (_C.base_version < sa.bindparam("base")) | (_C.kind != sa.bindparam("kind")) | _REVERTED,
+    )
     .order_by(_C.task_id, _C.part)
 )
 
@@ -194,7 +212,9 @@ def unproven_of(conn: sa.Connection, volunteer_id: str, before: int) -> list[Con
 
 
 def left_behind(conn: sa.Connection, run_id: int, base: int, kind: str) -> list[ContributionRow]:
-    """Return accepted updates that began below version `base`, or are of another kind."""
+    """Return accepted updates that began below version `base` or at a version that a rollback has
+    reverted, or are of another kind.
+    """
     values = {"its_run_id": run_id, "base": base, "kind": kind}
     return [_row(row) for row in conn.execute(_LEFT_BEHIND, values).mappings()]
 

@@ -238,7 +238,9 @@ class Merger(PlatformService):
         recipe = self._left_behind(conn, run, before)
         begun_before = recipe is not None
         recipe = recipe or self._fresh(conn, run, live)
-        if not recipe.rows:
+        if not recipe.rows:  # what waits began at a version that a rollback reverted meanwhile
+            cause = "its base was reverted by a rollback"
+            settlement.leave_behind(conn, run, run.head, cause, self._clock.now())
             return None
         bid = merges.Bid(
             run_id=run_id,

@@ -41,7 +41,7 @@ from coordinator.runs.definition import (
 )
 from coordinator.runs.export import check_source, check_tokenizers, imported
 from coordinator.runs.queries import RunQueries
-from coordinator.runs.settlement import settle_accepted
+from coordinator.runs.settlement import leave_behind, settle_accepted
 from coordinator.runs.standstills import ThisServer
 from coordinator.runs.version_files import Content, Surroundings, TrainingProgress, write_weights
 from coordinator.runs.version_files import sign as sign_version
@@ -481,6 +481,8 @@ class Runs(PlatformService):
             if not moved:
                 raise Conflict(f'"{name}" got another version meanwhile: look at it, then retry')
             tasks.recall(conn, run.id, above=to)
+            cause = f"its base was reverted by a rollback to version {to}"
+            leave_behind(conn, run, run.head + 1, cause, now)
             record.append(conn, "organiser", "run.rollback", name, detail, now)
             return runs.by_id(conn, run.id)
 

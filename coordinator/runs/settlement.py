@@ -74,10 +74,15 @@ def overtake(conn: Connection, run: RunRow, head: int, now: float) -> None:
     plan = definition(run).plan
     if plan.in_flight == "cancel":
         tasks.overtake(conn, run.id, head=head)
+    leave_behind(conn, run, head, f"version {head} was merged without it", now)
+
+
+def leave_behind(conn: Connection, run: RunRow, head: int, why: str, now: float) -> None:
+    """Supersede and pay the updates that no merge into version `head` or a later one can use."""
+    plan = definition(run).plan
     late = contributions.left_behind(conn, run.id, head - plan.max_staleness, plan.update)
-    message = f"version {head} was merged without it; {verdicts.PAID}"
     for row in late:
-        verdicts.decide(conn, row, "superseded", now=now, message=message)
+        verdicts.decide(conn, row, "superseded", now=now, message=f"{why}; {verdicts.PAID}")
     escrow.pay(conn, late, now)
 
 
