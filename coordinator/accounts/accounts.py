@@ -20,6 +20,7 @@ from coordinator.database import invite_rows as code_rows
 from coordinator.database import recomputes, record, runs, standings, statistics, verdicts
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import escrow, payments
+from coordinator.database.members import member_rows
 from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import VolunteerSummary
 from coordinator.database.volunteers import VolunteerRow
@@ -345,7 +346,7 @@ class Volunteers:
             row = await self._db.read(lambda conn: store.find(conn, "", key))
         except NotFound:
             row = None
-        if row is None or not row.public or row.state != "active":
+        if row is None or not row.public or not row.takes_part:
             raise not_shown(nickname)
         return row.id, row.nickname
 
@@ -465,6 +466,7 @@ class Volunteers:
             if row.state != "active":
                 raise Banned(f"this account is {row.state}: no secret can be issued")
             count = store.revoke(conn, row.id, now)
+            member_rows.withdraw_all(conn, row.id, now)
             code_rows.add_link(conn, row.id, hashed, until, now)
             record.append(conn, "organiser", "volunteer.reissue", row.id, {"revoked": count}, now)
             return NewCode(id=0, label=row.nickname, code=code, expires_at=until)
@@ -544,6 +546,7 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
         return row.nickname
     name = nicknames.pseudonym(codes.new_code(8).replace("-", "").lower())
     store.forget(conn, row.id, name, nicknames.skeleton(name), now)
+    member_rows.forget(conn, row.id, now)
     record.append(conn, actor, "volunteer.forget", row.id, "", now)
     return name
 

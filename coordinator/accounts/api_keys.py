@@ -177,7 +177,7 @@ class ApiKeys:
 
         def move(conn: Connection) -> Given:
             giver = store.locked(conn, principal.volunteer_id)
-            if giver.standing == "suspended" or giver.state != "active":
+            if not giver.takes_part:
                 raise Forbidden("a suspended account cannot give credits")
             taker = _taker(conn, request.to[:256], to)
             if taker.id == giver.id:

@@ -12,6 +12,7 @@ from coordinator.database import volunteers as store
 from coordinator.database.ledger import answer_pay, escrow
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import TakenBack, take_back
+from coordinator.database.members import member_rows
 from coordinator.rules import reports
 from shared.errors import BadRequest, Conflict, Forbidden
 
@@ -48,6 +49,7 @@ def explained(reason: str, contact: str) -> str:
 def ban(conn: Connection, row: VolunteerRow, reason: str, now: float) -> str:
     """Ban an account; return its id. Earned credits stay. Raises Forbidden."""
     detail = {"reason": record.reason(conn, row.id, reason)} if reason else ""
+    member_rows.withdraw_all(conn, row.id, now)
     return _set_state(conn, row, "banned", detail, now)
 
 

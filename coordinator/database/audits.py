@@ -22,7 +22,7 @@ from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import recomputes
 from coordinator.database.tasks import FREE, add_beside, awaits_verdict
-from coordinator.database.volunteers import VolunteerRow
+from coordinator.database.volunteers import VolunteerRow, takes_part
 from coordinator.rules.audits import (
     AUDIT,
     OFFERED_AFTER_S,
@@ -62,7 +62,7 @@ _OPEN_NOW = (
 _ELSEWHERE = (
     select(_V.id)
     .join(workers, workers.c.volunteer_id == _V.id)
-    .where(_V.state == "active", _V.standing == "vetted")
+    .where(takes_part(), _V.standing == "vetted")
     .where(_V.accepted_micro >= bindparam("enough_micro"))
     .where(_V.id != bindparam("volunteer"), workers.c.last_seen_at >= bindparam("since"))
     .where(func.coalesce(_V.invite_id, NONE) != bindparam("invite"))

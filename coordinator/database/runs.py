@@ -16,6 +16,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.versions import versions
+from coordinator.database.volunteers import takes_part
 from coordinator.rules import run_file
 from shared.errors import Conflict, InvalidRunFile, NotFound
 from shared.protocol.base import RunState
@@ -227,7 +228,7 @@ def _steering(vetted: bool) -> sa.Select[int]:
     lately = good.where(c.version > sa.bindparam("before")) | good.where(c.state == "accepted")
     delivers = sa.func.sum(sa.case((lately, 1), else_=0))
     deliveries = sa.select(delivers.label("workers")).where(_at_work()).group_by(w.volunteer_id)
-    deliveries = deliveries.join(volunteers, volunteers.c.id == w.volunteer_id)
+    deliveries = deliveries.join(volunteers, volunteers.c.id == w.volunteer_id).where(takes_part())
     is_vetted = volunteers.c.standing == "vetted"
     deliveries = deliveries.where(is_vetted if vetted else is_vetted | (volunteers.c.proofs > 0))
     count = deliveries.subquery().c.workers

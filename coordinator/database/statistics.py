@@ -25,7 +25,7 @@ from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
-from coordinator.database.volunteers import VolunteerRow, worker_state
+from coordinator.database.volunteers import VolunteerRow, takes_part, worker_state
 from shared.protocol.accounts import WorkerInfo
 from shared.units import DAY_S
 
@@ -276,12 +276,12 @@ def pending(conn: sa.Connection, run_id: int) -> dict[str, int]:
 def standings(
     conn: sa.Connection, run_id: int | None = None, since: float | None = None
 ) -> list[LeaderboardStanding]:
-    """Return the active volunteers that earned credits, most credits first."""
+    """Return the volunteers that take part and earned credits, most credits first."""
     totals = {who: micro for who, micro in earned(conn, run_id, since).items() if micro > 0}
     done = work(conn, run_id=run_id, since=since)
     machines = _machines(conn)
     query = sa.select(volunteers.c.id, volunteers.c.nickname, volunteers.c.public)
-    people = conn.execute(query.where(volunteers.c.state == "active"))
+    people = conn.execute(query.where(takes_part()))
     rows = [
         LeaderboardStanding(
             volunteer_id=who,

@@ -5,6 +5,7 @@
     accepted ──its update is not merged after all──> todo
     doing ──failed or timed out too often──> discarded ──requeue──> todo
     todo, doing ──the run ended──> cancelled ──the run is extended──> todo
+    todo ──its machine keeps its data no more──> cancelled
 
 The attempt grows with every claim. A task whose time ran out is `returned`: its last holder may
 still submit until another worker claims it. A task that waits for its verdict has no `renew_by`, so
@@ -29,6 +30,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import members, runs
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.versions import versions
+from coordinator.database.volunteers import takes_part
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.run_file import TaskSettings
 from coordinator.rules.sizing import episodes_bytes_max, upload_bytes_max
@@ -449,7 +451,7 @@ def _at_work(conn: sa.Connection, run_id: int, now: float) -> dict[str, bool]:
     rows = [*conn.execute(held), *conn.execute(done)]
     who = {volunteer for volunteer, at in rows if volunteer and at and at > now - LATELY_S}
     query = sa.select(volunteers.c.id, volunteers.c.standing)
-    found = conn.execute(query.where(volunteers.c.id.in_(who), volunteers.c.state == "active"))
+    found = conn.execute(query.where(volunteers.c.id.in_(who), takes_part()))
     return {volunteer: standing == "vetted" for volunteer, standing in found}
 
 
@@ -484,6 +486,16 @@ def cancel_run(conn: sa.Connection, run_id: int, now: float) -> int:
     open_tasks = sa.and_(tasks.c.run_id == run_id, tasks.c.state.in_(("todo", "doing")))
     values = {"state": "cancelled", "returned": False, "ended_at": now, **FREE}
     return conn.execute(sa.update(tasks).where(in_order(open_tasks)).values(**values)).rowcount
+
+
+def cancel_absent(conn: sa.Connection, now: float) -> None:
+    """Cancel the waiting tasks over data that their machines no longer keep; one in work may still
+    be submitted.
+    """
+    of_members = tasks.c.run_id.in_(sa.select(members.c.run_id)) & ~of_present_data()
+    waiting = sa.and_(of_members, tasks.c.state == "todo", ~awaits_verdict())
+    values = {"state": "cancelled", "returned": False, "ended_at": now, **FREE}
+    conn.execute(sa.update(tasks).where(in_order(waiting)).values(**values))
 
 
 def reopen_run(conn: sa.Connection, run_id: int) -> int:

@@ -56,6 +56,11 @@ class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
     unproven: int = 0
     rest_until: float | None = None
 
+    @property
+    def takes_part(self) -> bool:
+        """True if the account is neither banned, forgotten nor suspended."""
+        return self.state == "active" and self.standing != "suspended"
+
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of `workers`; see tables/accounts.py."""
@@ -358,7 +363,7 @@ def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now:
 
 
 def takes_part() -> ColumnElement[bool]:
-    """Return the condition that an account is neither banned, forgotten nor suspended."""
+    """Return the condition that an account takes part, like `VolunteerRow.takes_part`."""
     return and_(_V.state == "active", _V.standing != "suspended")
 
 

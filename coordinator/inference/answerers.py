@@ -127,7 +127,7 @@ class Answerers:
         """
         who = principal.volunteer_id
         account = await self._db.read(lambda conn: store.by_id(conn, who))
-        if account is None or account.state != "active" or account.standing != "vetted":
+        if account is None or not account.takes_part or account.standing != "vetted":
             raise Forbidden("answering prompts is for accounts that are vetted: train first")
         wait_s = max(0.0, min(request.wait_s, LONG_POLL_S_MAX))
         waiting = Waiting(principal, request.runs)

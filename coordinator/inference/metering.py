@@ -204,7 +204,7 @@ class Meter:
         self, conn: Connection, order: MeteredRequest, account: VolunteerRow, now: float
     ) -> tuple[bool, int]:
         """Return True if a request is free, and its highest price. Raises the refusal."""
-        if account.state != "active" or account.standing == "suspended":
+        if not account.takes_part:
             raise Forbidden("a banned or suspended account gets no answers")
         since = now - now % DAY_S
         _check_minute(conn, order, account.id, now)

@@ -237,6 +237,7 @@ class Queue:
             if tasks.is_hopeless(conn, row, self.claims.spec(conn, row.run_id).file.task, now)
         ]
         tasks.discard(conn, hopeless, now)
+        tasks.cancel_absent(conn, now)
         return rows
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -25,6 +25,7 @@ from coordinator.database import (
     versions,
     volunteers,
 )
+from coordinator.database.members import member_rows
 from coordinator.database.unreferenced_blobs import SWEEPER_S
 from coordinator.experience.replay import opponents
 from coordinator.platform import Platform, PlatformService
@@ -169,6 +170,7 @@ class Upkeep(PlatformService):
             await self._blobs.staging.sweep(now - PIECES_AGE_S)
         await self._db.write(lambda conn: _forget_parts(conn, before))
         await self._db.write(lambda conn: volunteers.clear_networks(conn, now))
+        await self._db.write(member_rows.delete_forgotten)
 
         def taken(conn: Connection) -> list[str]:
             used = _used(conn, now)

@@ -11,11 +11,14 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from coordinator.accounts import suspension
-from coordinator.accounts.accounts import Principal
+from coordinator.accounts.accounts import Principal, Volunteers
+from coordinator.config import Settings
 from coordinator.database import runs, tasks
 from coordinator.database.engine.open_database import Database
+from coordinator.database.invariants import breaches
 from coordinator.database.members import heldout_rows, member_rows
 from coordinator.database.tables.accounts import volunteers, workers
+from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import members
 from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.tasks import tasks as tasks_table
@@ -266,6 +269,81 @@ async def test_only_data_of_members_who_are_here_count(ward: Ward) -> None:
     rows = await ward.db.read(lambda conn: member_rows.of_run(conn, ward.run))
     counts = member_rows.counts(rows)
     assert (counts.members, counts.machines, counts.samples, counts.items) == (1, 1, 20, 160)
+
+
+async def test_a_machine_that_signed_off_counts_again_when_it_comes_back(ward: Ward) -> None:
+    await ward.declare(ward.ann)
+    machine = sa.update(workers).where(workers.c.id == ward.ann.worker_id)
+    await ward.write(lambda conn: conn.execute(machine.values(state="left")))
+    assert await ward.declared() == []
+    await ward.write(lambda conn: conn.execute(machine.values(state="online")))
+    assert await ward.declared() == [ward.ann.worker_id]
+
+
+@pytest.mark.parametrize("end", ["ban", "forget", "reissue"])
+async def test_no_task_waits_for_the_data_of_who_will_not_come_back(ward: Ward, end: str) -> None:
+    """The waiting task is cancelled at once, the one in work when its time ran out."""
+    ben = await ward.write(add_worker)
+    for who in (ward.ann, ben):
+        await ward.declare(who)
+        lease = await ward.lease(who)
+        await ward.queue.release(who, lease.task, ReleaseRequest(attempt=lease.attempt))
+    at_work = await ward.lease()
+    waiting = await ward.lease()
+    assert at_work.task < waiting.task
+    await ward.give_back(waiting)
+    people = Volunteers(ward.db, ward.clock, Settings())
+    by_name = {"ban": people.ban, "forget": people.forget, "reissue": people.reissue}
+    await by_name[end](ward.ann.volunteer_id)
+    assert await ward.states() == ["doing", "todo", "cancelled"]
+    assert await ward.declared() == [ben.worker_id]
+    await ward.clock.advance(86_400)
+    assert await ward.queue.expire() == 1
+    assert await ward.states() == ["cancelled", "todo", "cancelled"]
+    reopened = await ward.write(lambda conn: tasks.reopen_run(conn, ward.run))
+    assert (reopened, await ward.db.read(breaches)) == (0, [])
+
+
+async def test_a_lifted_ban_lets_a_member_declare_again(ward: Ward) -> None:
+    await ward.declare(ward.ann)
+    first = await ward.lease()
+    await ward.give_back(first)
+    people = Volunteers(ward.db, ward.clock, Settings())
+    await people.ban(ward.ann.volunteer_id)
+    await people.unban(ward.ann.volunteer_id)
+    assert await ward.declared() == []
+    await ward.declare(ward.ann)
+    again = await ward.lease()
+    assert (again.task != first.task, again.job.start) == (True, 0)
+    assert await ward.db.read(breaches) == []
+
+
+async def test_nothing_of_the_data_of_a_forgotten_member_stays(ward: Ward) -> None:
+    """Sizes stay while an update of the member waits, since its weight in the merge needs them."""
+    ben = await ward.write(add_worker)
+    for who in (ward.ann, ben):
+        await ward.declare(who)
+        await ward.measure(who, 1.0)
+    lease = await ward.lease()
+    await ward.queue.begin(ward.ann, lease.task, lease.attempt)
+    row = await ward.db.read(lambda conn: tasks.holder(conn, lease.task, for_update=False))
+    await ward.write(lambda conn: add_contribution(conn, row))
+    await Volunteers(ward.db, ward.clock, Settings()).forget(ward.ann.volunteer_id)
+    await ward.write(member_rows.delete_forgotten)
+    machines = [ward.ann.worker_id, ben.worker_id]
+    sizes = await ward.db.read(lambda conn: member_rows.sizes(conn, ward.run, machines))
+    assert sizes == dict.fromkeys(machines, 20)
+    ended = sa.update(contributions).values(state="superseded")
+    await ward.write(lambda conn: conn.execute(ended))
+    await ward.write(member_rows.delete_forgotten)
+
+    def left(conn: Connection) -> list[str]:
+        columns = (members.c.worker_id, heldout_sums.c.worker_id)
+        return [
+            worker for column in columns for worker in conn.execute(sa.select(column)).scalars()
+        ]
+
+    assert await ward.db.read(left) == [ben.worker_id, ben.worker_id]
 
 
 async def test_two_machines_of_a_member_are_one_member(ward: Ward) -> None:

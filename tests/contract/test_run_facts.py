@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Connection, insert, update
 
+from coordinator.accounts import suspension
 from coordinator.database import runs
+from coordinator.database import volunteers as accounts
 from coordinator.database.engine.open_database import Database
 from coordinator.database.monitoring import run_facts
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.rules.standstill import OutcomeFacts
 from tests.support.account_rows import add_contribution, add_run, add_task
+from tests.support.run_rows import add_worker
 
 NOW = 10_000.0
 NAN = "the loss is no longer a number"
@@ -50,3 +53,21 @@ async def test_episodes_of_others_do_not_hide_the_failure_of_a_learner(
     assert (old.count, old.stuck, old.commonest) == (1, True, NAN)
     assert (outdated.count, outdated.stuck) == (0, False)
     assert (tried.count, tried.stuck) == (1, False)
+
+
+async def test_machines_of_who_gets_no_work_are_not_online(database: Database) -> None:
+    """The standstill of a run counts the machines that could work for it."""
+
+    def online(conn: Connection) -> int:
+        return len(run_facts.of_server(conn, NOW).machines)
+
+    def change(conn: Connection) -> list[int]:
+        ann, ben = (add_worker(conn).volunteer_id for _ in range(2))
+        counts = [online(conn)]
+        suspension.suspend(conn, ann, "a check failed", NOW)
+        counts.append(online(conn))
+        suspension.unsuspend(conn, ann, "a mistake", NOW)
+        suspension.ban(conn, accounts.existing(conn, ben), "spam", NOW)
+        return [*counts, online(conn)]
+
+    assert await database.write(change) == [2, 1, 1]

@@ -10,6 +10,7 @@ from coordinator.database.engine.statements import its
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import api_keys
+from coordinator.database.volunteers import takes_part
 from shared.errors import NotFound
 
 
@@ -35,7 +36,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _BY_HASH = (
-    select(api_keys, volunteers.c.state, volunteers.c.standing)
+    select(api_keys, takes_part().label("takes_part"))
     .join(volunteers, volunteers.c.id == api_keys.c.volunteer_id)
     .where(its(api_keys.c.key_hash))
 )
@@ -56,7 +57,7 @@ def by_hash(conn: Connection, key_hash: str) -> tuple[KeyRow, bool] | None:
     if row is None:
         return None
     key = KeyRow(**{name: row[name] for name in KeyRow.__struct_fields__})
-    return key, row["state"] == "active" and row["standing"] != "suspended"
+    return key, bool(row["takes_part"])
 
 
 def existing(conn: Connection, key_id: int, *, lock: bool = False) -> KeyRow:

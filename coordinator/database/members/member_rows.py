@@ -12,11 +12,12 @@ from collections.abc import Sequence
 import msgspec
 import sqlalchemy as sa
 
-from coordinator.database.engine.statements import among, its
+from coordinator.database import tasks
+from coordinator.database.engine.statements import among, deletion, its
 from coordinator.database.tables.accounts import volunteers, workers
+from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import members
-from coordinator.database.tables.tasks import tasks
-from coordinator.database.tasks import FREE, awaits_verdict, in_order
+from coordinator.database.tables.versions import heldout_sums
 from coordinator.database.volunteers import takes_part
 from shared.protocol.members import MemberData
 
@@ -63,11 +64,12 @@ _OF_RUN = (
     sa.select(members)
     .join_from(members, workers, workers.c.id == _M.worker_id)
     .join(volunteers, volunteers.c.id == _M.volunteer_id)
-    .where(its(_M.run_id), _M.declared_at.is_not(None), workers.c.revoked_at.is_(None))
-    .where(takes_part())
+    .where(its(_M.run_id), _M.declared_at.is_not(None), takes_part())
+    .where(workers.c.revoked_at.is_(None), workers.c.state != "left")
 )
 _SIZES = sa.select(_M.worker_id, _M.samples).where(its(_M.run_id), among(_M.worker_id, "workers"))
 _SET = sa.update(members).where(its(_M.run_id), its(_M.worker_id))
+_WITHDRAW = sa.update(members).where(its(_M.volunteer_id)).values(declared_at=None)
 
 
 def row_of(conn: sa.Connection, run_id: int, worker_id: str) -> MemberRow | None:
@@ -134,29 +136,37 @@ def declare(
     if row.declared_at is None or not same:
         next_pass = row.pass_no + 1
         numbers |= {"pass_no": next_pass, "cursor": 0, "first_pass": next_pass}
-        _cancel(conn, row, now)
     conn.execute(_SET, key | numbers)
+    tasks.cancel_absent(conn, now)
 
 
 def withdraw(conn: sa.Connection, run_id: int, worker_id: str, now: float) -> None:
     """Withdraw the data of a machine; the run's row is locked. Its waiting tasks are cancelled."""
-    row = row_of(conn, run_id, worker_id)
-    if row is None:
-        return
     conn.execute(_SET, {"its_run_id": run_id, "its_worker_id": worker_id, "declared_at": None})
-    _cancel(conn, row, now)
+    tasks.cancel_absent(conn, now)
 
 
-def _cancel(conn: sa.Connection, row: MemberRow, now: float) -> None:
-    """Cancel the waiting tasks of a machine's data; one in work may still be submitted."""
-    waiting = sa.and_(
-        tasks.c.run_id == row.run_id,
-        tasks.c.home == row.worker_id,
-        tasks.c.state == "todo",
-        ~awaits_verdict(),
-    )
-    values = {"state": "cancelled", "returned": False, "ended_at": now, **FREE}
-    conn.execute(sa.update(tasks).where(in_order(waiting)).values(**values))
+def withdraw_all(conn: sa.Connection, volunteer_id: str, now: float) -> None:
+    """Withdraw the data of all machines of an account, and cancel their waiting tasks."""
+    conn.execute(_WITHDRAW, {"its_volunteer_id": volunteer_id})
+    tasks.cancel_absent(conn, now)
+
+
+def forget(conn: sa.Connection, volunteer_id: str, now: float) -> None:
+    """Withdraw the data of a forgotten account, and delete the losses on them; `delete_forgotten`
+    deletes the sizes once no update of the account needs them.
+    """
+    withdraw_all(conn, volunteer_id, now)
+    of_account = heldout_sums.c.volunteer_id == volunteer_id
+    conn.execute(deletion(heldout_sums, "asked").where(of_account))
+
+
+def delete_forgotten(conn: sa.Connection) -> None:
+    """Delete the sizes of the data of forgotten accounts that have no update left to merge."""
+    accounts = sa.select(volunteers.c.id).where(volunteers.c.state == "forgotten")
+    undecided = contributions.c.state.in_(("received", "checking", "accepted"))
+    has_updates = sa.exists().where(contributions.c.volunteer_id == _M.volunteer_id, undecided)
+    conn.execute(deletion(members, "asked").where(_M.volunteer_id.in_(accounts), ~has_updates))
 
 
 def move(conn: sa.Connection, run_id: int, worker_id: str, pass_no: int, cursor: int) -> None:

@@ -17,12 +17,12 @@ from coordinator.database.engine.statements import its, one_of
 from coordinator.database.monitoring import replicas
 from coordinator.database.recomputes import CHECKER
 from coordinator.database.runs import RunRow
-from coordinator.database.tables.accounts import workers
+from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.experience import chunks
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.trust import recomputes
-from coordinator.database.volunteers import worker_state
+from coordinator.database.volunteers import takes_part, worker_state
 from coordinator.rules.health import SILENT_S
 from coordinator.rules.standstill import (
     BARREN_MIN,
@@ -95,7 +95,8 @@ _LEARNING = sa.select(sa.func.count()).where(_IS_LEARNING)
 _LEARNERS = sa.select(_T.state, sa.func.max(_T.failures)).where(_IS_LEARNING).group_by(_T.state)
 _MACHINES = (
     sa.select(_W.id, _W.state, _W.last_seen_at, _W.hardware, _W.workloads)
-    .where(_W.revoked_at.is_(None))
+    .join_from(workers, volunteers, volunteers.c.id == _W.volunteer_id)
+    .where(_W.revoked_at.is_(None), takes_part())
     .order_by(_W.last_seen_at.desc())
     .limit(MACHINES_MAX)
 )
