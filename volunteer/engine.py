@@ -93,7 +93,7 @@ class Engine:
         if not ask_first:
             self._begun.set()
         self._agent: Agent | None = None
-        identity = _readable(self.profile)
+        identity = _identity_or_none(self.profile)
         status = Status(
             profile=directories.profile.name,
             pid=os.getpid(),
@@ -103,8 +103,8 @@ class Engine:
             nickname=identity.nickname if identity else "",
             verdicts=self.profile.verdicts()[-VERDICTS_MAX:],
         )
-        self._hub = EventBus(self.world.clock, status)
-        self.control = Control(self._hub, self.execute)
+        self._bus = EventBus(self.world.clock, status)
+        self.control = Control(self._bus, self.execute)
 
     @property
     def loaded(self) -> LoadedSettings:
@@ -116,13 +116,13 @@ class Engine:
         refusals = asyncio.create_task(self._announce_refused_calls())
         try:
             if not self.world.listen:
-                return await self._to_the_end()
-            server = ControlServer(self._hub, self.execute, self.world.listener)
+                return await self._run_and_announce_end()
+            server = ControlServer(self._bus, self.execute, self.world.listener)
             async with server.serve(self.profile.endpoint):
-                return await self._to_the_end()
+                return await self._run_and_announce_end()
         finally:
             refusals.cancel()
-            self._hub.close()
+            self._bus.close()
 
     async def _announce_refused_calls(self) -> None:
         async for call in outside.refused_calls():
@@ -131,18 +131,18 @@ class Engine:
                 "`--set sandbox=false`, and report the name",
                 call=call,
             )
-            self._hub.notice(sentence, "warning")
+            self._bus.notice(sentence, "warning")
 
-    async def _to_the_end(self) -> int:
-        """Run to the end, then notify every subscriber."""
+    async def _run_and_announce_end(self) -> int:
+        """Run to the end, then emit `Stopped` with the exit code to every subscriber."""
         try:
             code = await self._run()
-            if not self._hub.status.stopped:  # it ended before an agent was made
-                self._hub.emit(events.Stopped(code=code, message="ended"))
+            if not self._bus.status.stopped:  # it ended before an agent was made
+                self._bus.emit(events.Stopped(code=code, message="ended"))
         except VolunteerError as error:
-            self._hub.emit(events.Stopped(code=error.exit_code, message=error.message))
+            self._bus.emit(events.Stopped(code=error.exit_code, message=error.message))
             code = error.exit_code
-        self._hub.close()
+        self._bus.close()
         return code
 
     async def _run(self) -> int:
@@ -156,19 +156,21 @@ class Engine:
         loaded = self.loaded  # with the limits that the owner has set meanwhile
         if identity is None or self._stop_asked.is_set():
             return 0
-        identity = await self._known(identity, loaded.settings)
+        identity = await self._identity_once_registered(identity, loaded.settings)
         if identity is None:
             return 0
         self._agent = self._agent_of(identity, loaded)
         if self._start_paused:
             self._agent.pause(commands.Pause(message=START, until="you start"))
-        named = loaded.sources["runs"] == FLAG
+        runs_from_flag = loaded.sources["runs"] == FLAG
         try:
-            return await self._agent.run(loaded.settings.runs if named else ())
+            return await self._agent.run(loaded.settings.runs if runs_from_flag else ())
         finally:
             self.clean_end = self._agent.clean_end
 
-    async def _known(self, identity: Identity, settings: Settings) -> Identity | None:
+    async def _identity_once_registered(
+        self, identity: Identity, settings: Settings
+    ) -> Identity | None:
         """Return the identity once it is registered; None if the volunteer is stopped before."""
         work = asyncio.ensure_future(self._registered(identity, settings))
         stop = asyncio.ensure_future(self._stop_asked.wait())
@@ -190,19 +192,19 @@ class Engine:
             profile=self.profile,
             settings=settings,
             connect=self._connect,
-            progress=self._computes,
+            progress=self._announce_proof_of_work,
         )
 
-    def _computes(self, bits: int, done: float) -> None:
-        """Announce the proof of work of a registration."""
+    def _announce_proof_of_work(self, bits: int, done: float) -> None:
+        """Announce the proof of work of a registration; `done` is the share computed so far."""
         if done == 0.0:
-            self._hub.notice(
+            self._bus.notice(
                 Sentence(
                     "this coordinator is open: about {time} of computing",
                     time=work_words(bits),
                 )
             )
-        self._hub.emit(events.Registering(done=done))
+        self._bus.emit(events.Registering(done=done))
 
     def _machine(self, loaded: LoadedSettings) -> Machine:
         settings, world = loaded.settings, self.world
@@ -225,18 +227,18 @@ class Engine:
             identity=identity,
             api=api,
             transfers=transfers,
-            weights=Weights(transfers, cache, self._hub.notice),
+            weights=Weights(transfers, cache, self._bus.notice),
         )
         store = Store(
             home=home,
             cache=cache,
-            outbox=Outbox(home.outbox, lambda message: self._hub.notice(message, "warning")),
+            outbox=Outbox(home.outbox, lambda message: self._bus.notice(message, "warning")),
             leases=Leases(home.tasks),
             receipts=ReceiptBook(home.receipts),
             own_data=OwnData(home.own_data),
         )
         timing = Timing(clock=world.clock, rng=world.rng)
-        agent = Agent(remote, store, settings, self._hub, self._machine(loaded), timing)
+        agent = Agent(remote, store, settings, self._bus, self._machine(loaded), timing)
         agent.count_own_data()
         return agent
 
@@ -244,24 +246,24 @@ class Engine:
 
     async def execute(self, command: Command[Any]) -> Any:
         """Execute a command and return its answer. Raises the command's errors."""
-        local_handler = self._own.get(type(command))
+        local_handler = self._local_handlers.get(type(command))
         if local_handler is not None:
-            return await _answered(local_handler(command))
+            return await _awaited(local_handler(command))
         if not self._begun.is_set() and self.profile.joined:
-            return self._before_the_answers(command)
+            return self._end_wait_for_owner(command)
         if self._agent is None:
             raise Conflict(Sentence("this needs a coordinator: join one first"))
         if isinstance(command, commands.Query):
             return await self._query(self._agent, command)
-        if (acting := ACTING.get(type(command))) is not None:
-            return await _answered(acting(self._agent, command))
+        if (agent_handler := AGENT_HANDLERS.get(type(command))) is not None:
+            return await _awaited(agent_handler(self._agent, command))
         raise Conflict(Sentence("this version has no command {name}", name=type(command).__name__))
 
     @cached_property
-    def _own(self) -> dict[type[Command[Any]], Callable[[Any], Any]]:
+    def _local_handlers(self) -> dict[type[Command[Any]], Callable[[Any], Any]]:
         """Return the handlers of the commands that need no coordinator."""
         return {
-            commands.GetStatus: lambda _: self._hub.status,
+            commands.GetStatus: lambda _: self._bus.status,
             commands.Probe: lambda command: probe(parse_link(command.link), self._connect),
             commands.Join: self._join,
             commands.GetSettings: lambda _: setting_rows_of(self.loaded),
@@ -276,8 +278,8 @@ class Engine:
         if self._agent is not None:
             self._agent.choice.choose(command.runs)
 
-    def _before_the_answers(self, command: Command[Any]) -> None:
-        """Execute a command while a first start waits for its owner. Raises Conflict."""
+    def _end_wait_for_owner(self, command: Command[Any]) -> None:
+        """Begin work if the command is Resume. Raises Conflict for any other during a first start."""
         if not isinstance(command, commands.Resume):
             raise Conflict(
                 Sentence("the first start waits for your answers: finish them on its screen")
@@ -304,7 +306,7 @@ class Engine:
             agent.heartbeat.soon()
         reply: tuple[Any, str] = await agent.remote.api.page(endpoint, **command.args)
         if endpoint is endpoints.RUNS:
-            self._hub.emit(events.RunsListed(runs=reply[0]))
+            self._bus.emit(events.RunsListed(runs=reply[0]))
         return reply
 
     async def _join(self, command: commands.Join) -> commands.Joined:
@@ -345,12 +347,15 @@ def setting_rows_of(loaded: LoadedSettings) -> tuple[SettingRow, ...]:
     )
 
 
-def _invitation(who: Identity) -> str:
-    return format_link(JoinLink(url=who.url, fingerprint=who.fingerprint, tls_pin=who.tls_pin))
+def _invitation(identity: Identity) -> str:
+    """Return the join link of the coordinator that this volunteer works for."""
+    return format_link(
+        JoinLink(url=identity.url, fingerprint=identity.fingerprint, tls_pin=identity.tls_pin)
+    )
 
 
-async def _answered(answer: Any) -> Any:
-    """Return the answer to a command, awaited if it is awaitable."""
+async def _awaited(answer: Any) -> Any:
+    """Return the answer to a command; await it first if its handler is asynchronous."""
     return await answer if inspect.isawaitable(answer) else answer
 
 
@@ -375,28 +380,30 @@ async def sample_picture(remote: RemoteCoordinator, run: str, version: int) -> b
 
 
 # Handlers of the commands that need the agent.
-ACTING: dict[type[Command[Any]], Callable[[Agent, Any], Any]] = {
+AGENT_HANDLERS: dict[type[Command[Any]], Callable[[Agent, Any], Any]] = {
     commands.Pause: Agent.pause,
-    commands.Resume: lambda agent, told: agent.resume(told.device, by=told.by),
+    commands.Resume: lambda agent, command: agent.resume(command.device, by=command.by),
     commands.Finish: lambda agent, _: agent.finish(),
     commands.Retry: lambda agent, _: agent.retry(),
-    commands.Consent: lambda agent, told: agent.choice.consent(told.run),
+    commands.Consent: lambda agent, command: agent.choice.consent(command.run),
     commands.ReadAnnouncements: lambda agent, _: agent.watcher.read_announcements(),
-    commands.OrderMachine: lambda agent, told: agent.remote.api.call(
+    commands.OrderMachine: lambda agent, command: agent.remote.api.call(
         endpoints.ORDER_MACHINE,
-        body=MachineOrder(worker_id=told.worker_id, order=told.order),
+        body=MachineOrder(worker_id=command.worker_id, order=command.order),
         patience_s=ASK_S,
     ),
-    commands.Measure: lambda agent, told: agent.measure(told.device),
+    commands.Measure: lambda agent, command: agent.measure(command.device),
     commands.StopMeasuring: lambda agent, _: agent.benchmarks.cancel(),
     commands.LookAtDevices: lambda agent, _: agent.sensors.look(),
     commands.GetInvitation: lambda agent, _: _invitation(agent.remote.identity),
-    commands.GetPicture: lambda agent, told: sample_picture(agent.remote, told.run, told.version),
+    commands.GetPicture: lambda agent, command: sample_picture(
+        agent.remote, command.run, command.version
+    ),
     commands.MakeLink: lambda agent, _: agent.remote.api.call(endpoints.LINK, patience_s=ASK_S),
 }
 
 
-def _readable(profile: Profile) -> Identity | None:
+def _identity_or_none(profile: Profile) -> Identity | None:
     """Return the identity in use; None without one, or if it is damaged (the start reports it)."""
     try:
         return profile.current()

@@ -54,7 +54,8 @@ class Headless:
         self._shown: dict[int, float] = {}  # task -> time of its last progress line
         self._online: bool | None = None
         self._account = ""  # account in words, as shown last
-        self._behind = (0, "")  # a contribution, and the credits line to show after its verdict
+        # A contribution, and the line about credits that follows its verdict.
+        self._credits_line = (0, "")
 
     async def run(self) -> None:
         """Print events until the volunteer ends."""
@@ -96,10 +97,12 @@ class Headless:
         if isinstance(event, events.Credits):
             self._account = sentence
             if event.verdicts:  # the credits line follows its verdicts
-                self._behind = (event.verdicts[-1].contribution, line)
+                self._credits_line = (event.verdicts[-1].contribution, line)
                 return None
-        elif isinstance(event, events.Judged) and event.verdict.contribution == self._behind[0]:
-            line, self._behind = f"{line}\n{self._behind[1]}", (0, "")
+        elif (
+            isinstance(event, events.Judged) and event.verdict.contribution == self._credits_line[0]
+        ):
+            line, self._credits_line = f"{line}\n{self._credits_line[1]}", (0, "")
         return line
 
     def _due(self, event: events.Training) -> bool:
@@ -174,7 +177,7 @@ def task_line(task: TaskStatus) -> str:
     moved = _("{done} of {all}", done=size(task.done_bytes), all=size(task.total_bytes))
     bytes_ = f" {moved}" if task.total_bytes else ""
     step = _("step {step} of {steps}", step=task.step, steps=task.steps)
-    stand = {
+    state = {
         "claimed": _("claimed"),
         "fetch": f"{_('download')}{bytes_}",
         "train": f"{step}, {_('loss {loss}', loss=loss(task.loss))}{left}",
@@ -182,7 +185,7 @@ def task_line(task: TaskStatus) -> str:
         "checking": _("the coordinator checks it"),
     }[task.phase]
     about = _("task {task} of {run} on {device}", task=task.task, run=task.run, device=task.device)
-    return f"{about}: {stand}"
+    return f"{about}: {state}"
 
 
 def _time(at: float) -> str:

@@ -21,7 +21,7 @@ from shared.workloads.games import BoardAnalysis, Games, MoveReply, Opponent
 from volunteer.net.api import Api
 from volunteer.net.transfers import Transfers
 from volunteer.storage.blob_cache import Cache
-from volunteer.storage.manifests import checked
+from volunteer.storage.manifests import verified_manifest
 
 CACHE_BYTES = 2 << 30
 
@@ -38,8 +38,10 @@ class SeatedOpponent(msgspec.Struct, frozen=True, kw_only=True):
     win: int  # stones in a row
 
 
-class Rival:
-    """Opponents from the versions of one run; torch runs on one thread, and screens never wait."""
+class VersionOpponent:
+    """Opponent played by a version of one run. Torch runs on a thread of its own, so that the
+    screen never waits for it.
+    """
 
     def __init__(
         self,
@@ -62,18 +64,20 @@ class Rival:
 
     async def sit(self, version: int | None = None) -> SeatedOpponent:
         """Load a version as the opponent, by default the newest. Raises NotFound, BadRequest."""
-        newest = checked(await self._api.query(endpoints.LATEST, run=self._run), self._public_key)
+        newest = verified_manifest(
+            await self._api.query(endpoints.LATEST, run=self._run), self._public_key
+        )
         manifest = newest
         if version is not None and version != newest.version:
             query = self._api.query(endpoints.VERSION, run=self._run, version=version)
-            manifest = checked(await query, self._public_key)
+            manifest = verified_manifest(await query, self._public_key)
         if {manifest.run, newest.run} != {self._run}:
             raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
         workload = load(manifest.workload, self._enabled)
         if why := refusal(workload.declaration.output, "play", self._run):
             raise BadRequest(why)
         games = workload.experience
-        assert isinstance(games, Games)  # as every workload that plays moves
+        assert isinstance(games, Games)  # the declaration says that the workload plays
         path = await self._transfers.fetch(manifest.weights, lambda _: None)
         self._opponent = await self._on_thread(lambda: self._read(manifest, path))
         size, win = games.rules(manifest.config)
@@ -88,7 +92,10 @@ class Rival:
         return self._seated().look(moves)
 
     async def reply(self, moves: Sequence[int], level: int) -> MoveReply:
-        """Return the version's value of a position, and its move. Raises BadRequest at the end."""
+        """Return the version's value of a position, and its move.
+
+        Raises BadRequest if the game is over or no opponent is loaded.
+        """
         opponent = self._seated()
         return await self._on_thread(lambda: opponent.reply(moves, level))
 

@@ -1,4 +1,4 @@
-"""Sentences of the volunteer about clocks, addresses and losses."""
+"""Words of the volunteer for clocks, addresses, keys, models and losses."""
 
 from __future__ import annotations
 
@@ -77,8 +77,10 @@ def nobody_at(url: str) -> str:
 
 
 def loss(value: float | None, measure: Measure = "loss") -> str:
-    """Return a loss with three decimals, fewer for larger values: 3.412, 337.2, 2.1e+30. If
-    `measure` is the share of problems solved, return that: 63 %.
+    """Return a loss with three decimals, fewer for larger values: 3.412, 337.2, 2.1e+30.
+
+    For the measure "share solved" the loss is the share of unsolved problems; the solved ones are
+    returned: 63 %.
     """
     if value is None:
         return "-"
@@ -89,8 +91,8 @@ def loss(value: float | None, measure: Measure = "loss") -> str:
     return number(value, ".1f" if abs(value) < 1e6 else ".2g")
 
 
-def measured(measure: Measure) -> str:
-    """Return the name of a run's loss as the beginning of a heading: Loss, Fréchet distance."""
+def measure_heading(measure: Measure) -> str:
+    """Return the name of a run's loss with a capital letter: Loss, Fréchet distance."""
     name = measure_name(measure)
     return name[:1].upper() + name[1:]
 

@@ -31,7 +31,7 @@ from volunteer.control.events import AnyEvent
 from volunteer.i18n import catalogue, coordinator
 from volunteer.i18n.catalogue import LanguageChoice, shown, use
 from volunteer.machine.policy import MachineFacts, decide
-from volunteer.net.reply_errors import reason, refusal
+from volunteer.net.reply_errors import connection_failure, refusal
 from volunteer.settings.work_rules import WorkRules
 from volunteer.tui import keys
 
@@ -106,7 +106,7 @@ def untold() -> Iterator[AnyEvent]:
     away = Sentence(
         "{url} cannot be reached: {why}",
         url="https://train.example.org",
-        why=reason(ConnectionRefusedError()),
+        why=connection_failure(ConnectionRefusedError()),
     )
     yield from scenes.filled()
     yield events.Connection(online=False, message=away, retry_at=scenes.NOW + 42, queued=2)

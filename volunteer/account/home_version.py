@@ -24,7 +24,7 @@ from volunteer.net.api import Api
 from volunteer.net.transfers import OnBytes, Transfers, hub_address
 from volunteer.net.weights import Notice, Weights
 from volunteer.storage.blob_cache import Cache
-from volunteer.storage.manifests import checked
+from volunteer.storage.manifests import verified_manifest
 from volunteer.storage.own_data import OwnData
 
 DOWNLOAD_BYTES_MAX = 1 << 40
@@ -120,7 +120,7 @@ async def _manifest(api: Api, choice: VersionChoice, info: RunInfo) -> VersionMa
         if choice.version is None
         else api.query(endpoints.VERSION, run=choice.run, version=choice.version)
     )
-    manifest = checked(signed, choice.public_key)
+    manifest = verified_manifest(signed, choice.public_key)
     if (manifest.run, manifest.workload) != (choice.run, info.workload):
         raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
     if choice.version not in (None, manifest.version):

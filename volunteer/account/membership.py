@@ -28,7 +28,7 @@ from shared.workloads.data.skipped import Skipped
 from volunteer.net.api import ASK_S, SHORT_S, Api
 from volunteer.net.transfers import Transfers
 from volunteer.storage.blob_cache import Cache
-from volunteer.storage.manifests import checked
+from volunteer.storage.manifests import verified_manifest
 from volunteer.storage.own_data import OwnBuild, OwnData, OwnDataUnusable, OwnRecord
 
 ASSET_BYTES_MAX = 128 << 20  # of the shared assets of an example together
@@ -84,7 +84,7 @@ async def member_run(api: Api, name: str, public_key: str, enabled: Sequence[str
     if info.state in ("completed", "failed"):
         raise BadRequest(Sentence("the run {run} has ended", run=name))
     workload = load(info.workload, enabled)
-    newest = checked(await api.query(endpoints.LATEST, run=name), public_key)
+    newest = verified_manifest(await api.query(endpoints.LATEST, run=name), public_key)
     if (newest.run, newest.workload) != (name, info.workload):
         raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
     example = await api.query(endpoints.DATASET, dataset=info.members.dataset)

@@ -30,7 +30,7 @@ from shared.protocol.transparency import (
 )
 from shared.sentences import Sentence
 from volunteer.net.api import Api
-from volunteer.storage.receipts import KeptHead, ReceiptBook, read_receipt, spread
+from volunteer.storage.receipts import KeptHead, ReceiptBook, evenly_spaced, read_receipt
 
 CHECKED_MAX = 32  # most stored heads that one check compares with the present one
 SKEW_S = 60.0  # largest difference between the clocks of two replicas
@@ -128,22 +128,22 @@ class RecordCheck:
 
         Returns a sentence if history was rewritten, else "".
         """
-        heard, self._book.heard = self._book.heard, None
+        heard, self._book.unchecked_head = self._book.unchecked_head, None
         if heard is not None and (problem := await self.observe(heard)):
             return problem
         return await self.observe(await self.present())
 
     async def check_all(self) -> str:
         """Compare stored heads of all ages with the present one, as `check`."""
-        record = self._book.seen
+        record = self._book.signed_heads
         now = await self.present()
         heads = [*record.heads, *((record.broken,) if record.broken else ())]
         if problem := contradiction([head.tree for head in [*heads, now]]):
-            self._book.accuse(now)
+            self._book.keep_contradiction(now)
             return problem
-        for old in spread(heads, CHECKED_MAX):
+        for old in evenly_spaced(heads, CHECKED_MAX):
             if problem := await self._compare(old, now):
-                self._book.accuse(now)
+                self._book.keep_contradiction(now)
                 return problem
         return await self.observe(now)
 
@@ -151,7 +151,7 @@ class RecordCheck:
         """Store a signed head if it is larger than the newest stored one and continues it. Return
         "", or a sentence if it contradicts that one; then it is kept as evidence.
         """
-        heads = self._book.seen.heads
+        heads = self._book.signed_heads.heads
         newest = heads[-1] if heads else None
         if newest is None:
             if new.tree.size:
@@ -162,7 +162,7 @@ class RecordCheck:
         else:
             old, late = newest, new
         if problem := await self._compare(old, late):
-            self._book.accuse(new)
+            self._book.keep_contradiction(new)
             return problem
         if new.tree.size > newest.tree.size:
             self._book.keep(new)
@@ -182,7 +182,7 @@ class RecordCheck:
             raise InvalidFrame(
                 Sentence("the head of the record cannot be read: {error}", error=error)
             ) from error
-        aside = self._book.restored(to)
+        aside = self._book.apply_restore(to)
         if aside is None:
             return ""
         return Sentence(

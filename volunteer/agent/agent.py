@@ -385,7 +385,7 @@ class Agent:
         """Return the leases of an earlier process that this machine still holds."""
         leases, outbox = self.store.leases, self.store.outbox
         leases_stored = leases.stored()
-        leases.forget_answered(leases_stored)
+        leases.forget_answered_claims(leases_stored)
         open_ = tuple(
             lease
             for lease in leases_stored

@@ -25,8 +25,8 @@ from volunteer.agent.downloads import blob_of
 from volunteer.agent.pause_board import PauseBoard
 from volunteer.agent.run_choice import RunChoice
 from volunteer.net.api import POLL_S
-from volunteer.net.retry import passing
-from volunteer.storage.manifests import checked
+from volunteer.net.retry import is_temporary
+from volunteer.storage.manifests import verified_manifest
 from volunteer.training.answer import AnswerFiles, AnswerModel
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Answering:
                     self.place.hub.notice(Sentence("no prompts yet: {error}", error=error.message))
                 await self.place.life.clock.sleep(UNVETTED_S)
             except VolunteerError as error:
-                if not passing(error):
+                if not is_temporary(error):
                     self.place.hub.notice(
                         Sentence("a prompt was not answered: {error}", error=error.message),
                         "warning",
@@ -87,7 +87,7 @@ class Answering:
         try:
             if device is None or not 0 < len(task.prompt) <= CONTEXT_MAX:
                 raise InvalidFrame(Sentence("this machine cannot read this prompt"))
-            manifest = checked(task.manifest, self.place.remote.identity.public_key)
+            manifest = verified_manifest(task.manifest, self.place.remote.identity.public_key)
             with ExitStack() as stack:
                 version = await self._brought(manifest, stack)
                 await self._stream(task, device, version)

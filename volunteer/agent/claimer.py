@@ -136,7 +136,7 @@ class Claimer:
             return AT_ONCE
         work = LeaseInWork(stored_lease)
         try:
-            leases.claimed(stored_lease)
+            leases.keep_claimed(stored_lease)
         except StorageFull as error:
             leases.forget_claim(device)
             await self.ends.give_back(work, error.message, failed=False)

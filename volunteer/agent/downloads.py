@@ -25,7 +25,7 @@ from volunteer.account.record_check import RecordCheck
 from volunteer.agent.collaborators import Workplace
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
-from volunteer.storage.manifests import checked
+from volunteer.storage.manifests import verified_manifest
 from volunteer.storage.receipts import KeptHead
 
 FETCH_AT_ONCE = 4
@@ -146,7 +146,7 @@ class Downloads:
         BadSignature, OlderVersion for a version below the floor, InvalidFrame also for a version
         that expired longer ago than the grace time.
         """
-        manifest = checked(signed, self.place.remote.identity.public_key)
+        manifest = verified_manifest(signed, self.place.remote.identity.public_key)
         if (manifest.run, manifest.workload) != (lease.run, lease.job.workload):
             raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
         if manifest.version < floor:
@@ -162,9 +162,9 @@ class Downloads:
                 )
             )
         self._check_age(manifest)
-        self.place.store.receipts.saw(manifest.run, manifest.version)
+        self.place.store.receipts.note_version(manifest.run, manifest.version)
         if manifest.tree is not None:
-            self.place.store.receipts.heard = KeptHead(
+            self.place.store.receipts.unchecked_head = KeptHead(
                 tree=manifest.tree, payload=signed.payload, signature=signed.signature
             )
         return manifest

@@ -27,7 +27,7 @@ from volunteer.agent.collaborators import Workplace
 from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.verdict_news import Verdicts
 from volunteer.control import events
-from volunteer.net.retry import passing
+from volunteer.net.retry import is_temporary
 from volunteer.storage.outbox import QueuedResult
 
 # Answers for which a result is dropped, each only from the coordinator itself and about this task.
@@ -81,7 +81,7 @@ class Submitter:
             self.place.life.give_up(error)
             await self.place.life.clock.sleep(ODD_S)
         except VolunteerError as error:
-            if passing(error):
+            if is_temporary(error):
                 return  # the result stays and is tried again
             if type(error) not in REFUSALS:
                 self.place.hub.notice(

@@ -126,8 +126,13 @@ def say(sentence: str, code: int) -> int:
 
 def renamed(directories: Directories) -> Directories:
     """Return a profile's directories; print a remark if the machine was renamed since."""
-    if directories.before:
-        remark(_('this machine was "{name}" before: it keeps its account', name=directories.before))
+    if directories.former_host:
+        remark(
+            _(
+                'this machine was "{name}" before: it keeps its account',
+                name=directories.former_host,
+            )
+        )
     return directories
 
 

@@ -43,7 +43,7 @@ def verify(
     try:
         history = "" if offline else asyncio.run(_ask(directories, identity, book))
     except NotFound:
-        if book.seen.heads:
+        if book.signed_heads.heads:
             history = _("the coordinator no longer shows the record that it signed before")
         else:
             unknown = _("this coordinator is of a version that keeps no public record")
@@ -52,7 +52,7 @@ def verify(
         code = error.exit_code
     results = _checked(identity, book)
     heads = [result.receipt.tree for result in results if result.receipt is not None]
-    trees = [head.tree for head in book.seen.heads]
+    trees = [head.tree for head in book.signed_heads.heads]
     history = history or contradiction([*trees, *heads])
     problems = [_named(result) for result in results if result.problem]
     if history or problems:
@@ -90,7 +90,7 @@ def accept(*, json: Json = False, profile: Profile = "") -> int:
 
     directories, _identity, book = _opened(profile)
     with ProfileDirectory(directories.profile).lock():
-        aside = book.accept()
+        aside = book.start_anew()
     if json:
         return print_json({"aside": None if aside is None else str(aside)})
     print(_("set aside in {path}", path=aside) if aside else _("nothing was kept yet"))

@@ -495,7 +495,7 @@ def play(directories: Directories, game: Match) -> int:
 
 async def _play(directories: Directories, game: Match) -> int:
     from volunteer.machine.devices import default_threads
-    from volunteer.opponent import Rival
+    from volunteer.opponent import VersionOpponent
     from volunteer.tui.play.app import PlayApp
 
     settings = config.load(path=directories.config / "config.toml").settings
@@ -503,7 +503,7 @@ async def _play(directories: Directories, game: Match) -> int:
 
     async def at_the_board(api: Api) -> int:
         with TemporaryDirectory(prefix="volunteer-play-") as cache:
-            rival = Rival(
+            rival = VersionOpponent(
                 api,
                 game.run,
                 public_key=identity.public_key,

@@ -16,7 +16,7 @@ import msgspec
 from shared.sentences import Sentence, figure
 from shared.units import GIB
 from volunteer.i18n.catalogue import N_
-from volunteer.settings.schedule import in_words, parse_schedule
+from volunteer.settings.schedule import parse_schedule, weekday_words
 from volunteer.settings.work_rules import WorkRules
 
 # A hot device resumes this many °C below its ceiling, to avoid frequent switching.
@@ -137,7 +137,7 @@ def _schedule(rules: WorkRules, now: datetime) -> Hold | None:
     return Hold(
         rule=Rule.SCHEDULE,
         message=Sentence("outside of your hours ({hours})", hours=", ".join(rules.schedule)),
-        until=Sentence("never") if begins is None else in_words(begins, now),
+        until=Sentence("never") if begins is None else weekday_words(begins, now),
     )
 
 

@@ -29,7 +29,9 @@ Body = msgspec.Struct | Callable[[], msgspec.Struct]
 
 
 class Api:
-    """Coordinator's endpoints, called by name; a method of its own where a call needs more."""
+    """Calls of the coordinator's endpoints: `call` for any of them, and methods for those that need
+    a time limit or a check of their own.
+    """
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -92,9 +94,11 @@ class Api:
         return reply
 
     async def begin(self, task: int, attempt: int, newest_version: int | None = None) -> BeginReply:
-        """Begin a task; the request waits for a running merge that this worker needs.
+        """Begin a task. The coordinator replies only after a running merge whose version this task
+        needs.
 
-        `newest_version` is the newest version here, which running work can continue from.
+        `newest_version` is the newest version on this machine, from which running work can
+        continue.
         """
         request = BeginRequest(
             attempt=attempt, newest=newest_version is not None, known=newest_version
@@ -107,7 +111,7 @@ class Api:
         return (await self.call(endpoints.ANSWER_TOKENS, where, sent, patience_s=SHORT_S)).go_on
 
     async def blob_url(self, sha256: str) -> str:
-        """Return another URL of a blob; "" if there is none or the request fails."""
+        """Return the URL of a blob in the object store; "" without one, or if the request fails."""
         try:
             return (await self.call(endpoints.BLOB_URL, {"sha256": sha256}, patience_s=0)).url
         except VolunteerError:

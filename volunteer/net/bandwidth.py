@@ -8,13 +8,13 @@ from shared.clock import Clock
 
 MBIT = 125_000  # bytes
 BYTES_PER_S_MIN = 6_250  # well above the rate at which the coordinator ends a body
-PIECE_S = 0.5  # duration of a piece; short, so that the flow stays even
+PIECE_S = 0.5  # time in which a piece is sent; short, so that the flow stays even
 PIECE_BYTES_MIN = 1024
-CREDIT_S = 1.0  # seconds of unused rate that may be used later
+CREDIT_S = 1.0  # seconds of unused bandwidth that may be used later
 
 
 class Throttle:
-    """Holds a flow of bytes to a rate; without a rate it never waits."""
+    """Limits a flow of bytes to a rate; without a rate it never waits."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -47,12 +47,12 @@ class Throttle:
             await self._clock.sleep(wait)
 
 
-# The client's timeouts limit single reads and writes; `Limit` bounds the whole request.
+# The timeouts of httpx limit single reads and writes; `TimeLimit` limits the whole request.
 
 SLOWEST_BYTES_PER_S = 1024  # a slower transfer counts as broken
 
 
-class Limit:
+class TimeLimit:
     """Time limit of a request: fixed seconds, and more for every byte that moves."""
 
     def __init__(self, seconds: float) -> None:

@@ -1,7 +1,7 @@
-"""HTTP to the coordinator, and the only import of httpx: read limits, retries, errors and TLS.
+"""HTTP client of the volunteer, and the only import of httpx: size limits, retries, errors and TLS.
 
-`api.py` has the requests, `transfers.py` whole files. Any request may be repeated after a failure:
-changes that must not be made twice carry an id.
+`api.py` makes the requests and `transfers.py` moves whole files. Any request may be repeated after
+a failure; a change that must not be made twice carries an id.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from shared.network.tls_pin import WrongCertificate
 from shared.protocol.limits import API, HEARTBEAT_S, JSON_BYTES_MAX
 from shared.sentences import Sentence, english, figure
 from shared.text import printable
-from volunteer.net.bandwidth import Limit, Throttle
-from volunteer.net.peer import Peer, another
-from volunteer.net.reply_errors import REQUEST_ID, decoded, reason, refusal
-from volunteer.net.retry import FOREVER, Backoff, passing
+from volunteer.net.bandwidth import Throttle, TimeLimit
+from volunteer.net.peer import Peer, other_coordinator
+from volunteer.net.reply_errors import REQUEST_ID, connection_failure, decode_reply, refusal
+from volunteer.net.retry import FOREVER, Backoff, is_temporary
 from volunteer.net.tls import Address, context_for
 
 CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
@@ -41,8 +41,8 @@ IDLE_S = 2 * HEARTBEAT_S  # an unused connection is kept this long; a server clo
 REDIRECTS_MAX = 5
 JSON = {"Content-Type": "application/json"}
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "volunteer"}
-SLACK_S = CONNECT_S + WRITE_S  # added to the time for the answer
-OUT_OF_TIME = (9, 10)  # OpenSSL: certificate not valid yet, or expired
+SLACK_S = CONNECT_S + WRITE_S  # time of a request beside the wait for its answer
+EXPIRY_CODES = (9, 10)  # OpenSSL: certificate not valid yet, or expired
 
 T = TypeVar("T")
 
@@ -60,7 +60,9 @@ class ApiCall(Generic[T]):
     method: str
     path: str  # path below /api/v1, or a whole URL
     reply: type[T]
-    body: msgspec.Struct | Callable[[], msgspec.Struct] | None = None  # called each try
+    body: msgspec.Struct | Callable[[], msgspec.Struct] | None = (
+        None  # a function is called each try
+    )
     query: Mapping[str, str] = field(default_factory=dict)
     secret: bool = True  # sends the token, or has a secret in its body
     timeout_s: float = READ_S
@@ -142,54 +144,60 @@ class Client:
         await self._http.aclose()
 
     async def call(self, call: ApiCall[T]) -> T:
-        """Send a request until answered. Raises the coordinator's error, or Unreachable."""
+        """Send a request, again after temporary errors, until it is answered or the patience of
+        `call` is over. Raises the coordinator's error, or Unreachable.
+        """
 
         async def once() -> T:
             body = call.body() if callable(call.body) else call.body
             content = b"" if body is None else msgspec.json.encode(body, enc_hook=english)
-            limit = Limit(call.timeout_s + self.slack_s)
+            limit = TimeLimit(call.timeout_s + self.slack_s)
             more: dict[str, Any] = {"params": dict(call.query) or None, "content": content or None}
             more |= {"timeout": _timeout(call.timeout_s), "secret": call.secret}
-            async with self._sent(call.method, call.path, JSON, limit, **more) as response:
+            async with self._request(call.method, call.path, JSON, limit, **more) as response:
                 self.sent_bytes += len(content)
                 data = await self._read(response, call.bytes_max, limit)
                 if call.headers is not None:
                     call.headers(response.headers)
-            return decoded(data, call.reply, foreign=REQUEST_ID not in response.headers)
+            return decode_reply(data, call.reply, foreign=REQUEST_ID not in response.headers)
 
         return await self.retrying(once, call.patience_s)
 
     @asynccontextmanager
     async def stream(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[StreamedReply]:
-        """GET in pieces. Not retried: the caller knows where to resume."""
-        limit = Limit(self.read_s + self.slack_s)
-        async with self._sent("GET", path, headers, limit) as response:
-            body = self._pieces(response.aiter_raw(), limit)
+        """GET a path; the answer's body arrives in pieces. Not retried: the caller knows where to
+        resume.
+        """
+        limit = TimeLimit(self.read_s + self.slack_s)
+        async with self._request("GET", path, headers, limit) as response:
+            body = self._limited_pieces(response.aiter_raw(), limit)
             yield StreamedReply(response.status_code, response.headers, body)
 
     @asynccontextmanager
     async def events(self, path: str, body: bytes) -> AsyncIterator[AsyncIterator[bytes]]:
         """POST to a path outside /api/v1 with a streamed answer. Not retried."""
-        limit = Limit(self.read_s + self.slack_s)
+        limit = TimeLimit(self.read_s + self.slack_s)
         url = self.address.url + path
-        async with self._sent("POST", url, JSON, limit, content=body) as response:
+        async with self._request("POST", url, JSON, limit, content=body) as response:
             self.sent_bytes += len(body)
-            yield self._pieces(response.aiter_raw(), limit)
+            yield self._limited_pieces(response.aiter_raw(), limit)
 
     @asynccontextmanager
-    async def elsewhere(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[StreamedReply]:
+    async def get_elsewhere(
+        self, url: str, headers: Mapping[str, str]
+    ) -> AsyncIterator[StreamedReply]:
         """GET from another server, such as a model hub, without the token. The connection must be
         encrypted or stay on this machine. Not retried.
 
-        Raises Unreachable unless the answer is good.
+        Raises Unreachable for any status but 200 and 206.
         """
-        limit = Limit(self.read_s + self.slack_s)
-        async with self._stranger(url, limit) as http, _followed(http, url, headers) as response:
-            body = self._pieces(response.aiter_raw(), limit)
+        limit = TimeLimit(self.read_s + self.slack_s)
+        async with self._client_for(url, limit) as http, _followed(http, url, headers) as response:
+            body = self._limited_pieces(response.aiter_raw(), limit)
             yield StreamedReply(response.status_code, response.headers, body)
 
     @asynccontextmanager
-    async def _stranger(self, url: str, limit: Limit) -> AsyncIterator[httpx.AsyncClient]:
+    async def _client_for(self, url: str, limit: TimeLimit) -> AsyncIterator[httpx.AsyncClient]:
         """Open a client for another server, without the token; its network failures become
         Unreachable.
         """
@@ -220,10 +228,10 @@ class Client:
 
     async def put_elsewhere(self, url: str, size: int, body: AsyncIterator[bytes]) -> None:
         """PUT to another server, such as a store, without the token. Raises Unreachable."""
-        limit = Limit(self.read_s + self.slack_s)
+        limit = TimeLimit(self.read_s + self.slack_s)
         headers = {"Content-Length": str(size)}
-        async with self._stranger(url, limit) as http:
-            answer = await http.put(url, headers=headers, content=self._counted(body, limit))
+        async with self._client_for(url, limit) as http:
+            answer = await http.put(url, headers=headers, content=self._limited_body(body, limit))
         if answer.status_code not in (200, 201, 204):
             raise errors.Unreachable(
                 Sentence(
@@ -237,29 +245,34 @@ class Client:
         self, path: str, headers: Mapping[str, str], body: AsyncIterator[bytes], reply: type[T]
     ) -> T:
         """PUT a streamed body; `headers` name its Content-Length. Not retried."""
-        limit = Limit(self.read_s + self.slack_s)
-        content = self._counted(body, limit)
-        async with self._sent("PUT", path, headers, limit, content=content) as response:
+        limit = TimeLimit(self.read_s + self.slack_s)
+        content = self._limited_body(body, limit)
+        async with self._request("PUT", path, headers, limit, content=content) as response:
             data = await self._read(response, self.json_bytes_max, limit)
-        return decoded(data, reply, foreign=REQUEST_ID not in response.headers)
+        return decode_reply(data, reply, foreign=REQUEST_ID not in response.headers)
 
     async def recognise(self) -> None:
         """Wait until the joined coordinator, and no other, answers."""
         await self.retrying(self._peer.recognise)
 
-    def _traced(self) -> dict[str, object] | None:
-        """Return the extensions of a secret request, which verify the peer of a new connection."""
+    def _trace_extensions(self) -> dict[str, object] | None:
+        """Return httpx's extensions for a request with a secret: they verify the peer of each new
+        connection. None if TLS does so, or before joining.
+        """
         if self.address.url.startswith("https://") or not self.address.public_key:
             return None
         return {"trace": self._peer.tracer()}
 
     async def _prove(self, nonce: str) -> str:
-        """Return the peer's signature of a nonce, in hex; "" if the answer has none."""
+        """Return the peer's signature of a nonce, in hex; "" if the answer has none.
+
+        Raises Unreachable if another coordinator answers.
+        """
         request = self._http.build_request(
             "GET", "/server", params={"nonce": nonce}, timeout=_timeout(self.read_s)
         )
-        limit = Limit(self.read_s + self.slack_s)
-        async with self._answered(limit):
+        limit = TimeLimit(self.read_s + self.slack_s)
+        async with self._converted_errors(limit):
             response = await self._http.send(request, stream=True)
             try:
                 data = await self._read(response, self.json_bytes_max, limit)
@@ -268,14 +281,16 @@ class Client:
         if response.status_code >= 300:
             error = refusal(self._host, response.status_code, response.headers, data)
             away = response.status_code in (408, 429) or response.status_code >= 500
-            raise error if away else errors.Unreachable(another(self.address))
+            raise error if away else errors.Unreachable(other_coordinator(self.address))
         try:
             return decode(data, _IdentityProof).proof
         except MALFORMED:
             return ""
 
     async def _refusal(self, response: httpx.Response, body: bytes) -> VolunteerError:
-        """Return an answer's error; a server that does not know the account must prove its key."""
+        """Return an answer's error. If the server does not know the account, first verify that it
+        is the joined coordinator.
+        """
         v1 = API not in response.request.url.path
         error = refusal(self._host, response.status_code, response.headers, body, v1=v1)
         if isinstance(error, errors.Unauthorized):
@@ -284,10 +299,10 @@ class Client:
         return error
 
     async def retrying(self, once: Callable[[], Awaitable[T]], patience_s: float = FOREVER) -> T:
-        """Retry `once` after temporary errors, with growing delays, until `patience_s` would be
-        over.
+        """Call `once` until it succeeds; retry after temporary errors, with growing delays, while
+        `patience_s` lasts.
 
-        Errors are raised at once if there is no patience; the caller then retries.
+        With a patience of 0 every error is raised at once, and the caller may retry.
         """
         if patience_s <= 0:
             return await once()
@@ -297,16 +312,16 @@ class Client:
             try:
                 result = await once()
             except VolunteerError as error:
-                if not passing(error):
-                    self._tell(True)  # any answer shows that the server is reachable
+                if not is_temporary(error):
+                    self._report_state(True)  # any answer shows that the server is reachable
                     raise
                 wait = backoff.next(error)
                 if self.clock.monotonic() + wait > give_up:
-                    self._tell(False, error.message)
+                    self._report_state(False, error.message)
                     raise
                 await self._sleep(wait, error.message)
             else:
-                self._tell(True)
+                self._report_state(True)
                 return result
 
     def hurry(self) -> None:
@@ -317,22 +332,24 @@ class Client:
     async def _sleep(self, seconds: float, message: str) -> None:
         sleeper = asyncio.ensure_future(self.clock.sleep(seconds))
         self._sleepers[sleeper] = self.clock.now() + seconds
-        self._tell(False, message)
+        self._report_state(False, message)
         try:
             await asyncio.wait({sleeper})
         finally:
             del self._sleepers[sleeper]
             sleeper.cancel()
 
-    def _tell(self, online: bool, message: str = "") -> None:
-        """Report the connection's state, with the time of the next retry of any request."""
+    def _report_state(self, online: bool, message: str = "") -> None:
+        """Report the connection's state to `watch`, with the time of the next retry."""
         if self.watch and not (online and self._online):
             again = None if online else min(self._sleepers.values(), default=None)
             self.watch(online, message, again)
         self._online = online
 
     def _headers(self, headers: Mapping[str, str], secret: bool = True) -> dict[str, str]:
-        """Return the headers with the token. Raises Configuration on an insecure connection."""
+        """Return the headers; a `secret` request has the token, and raises Configuration on an
+        insecure connection.
+        """
         sent = dict(headers)
         if secret:
             if not self.address.private:
@@ -348,33 +365,34 @@ class Client:
         return sent
 
     @asynccontextmanager
-    async def _sent(
+    async def _request(
         self,
         method: str,
         path: str,
         headers: Mapping[str, str],
-        limit: Limit,
+        limit: TimeLimit,
         *,
         secret: bool = True,
         **more: Any,
     ) -> AsyncIterator[httpx.Response]:
         """Send a request; yield a response with a good status. Raises the error of any other.
-        `more` are arguments of httpx; a `secret` is sent only to the joined coordinator.
+
+        `more` are arguments of httpx. A `secret` request goes only to the joined coordinator.
         """
         headers = self._headers(headers, secret)
         if secret:
             await self._peer.recognise()
         more = {"timeout": _timeout(self.read_s), **more}
-        extensions = self._traced() if secret else None
+        extensions = self._trace_extensions() if secret else None
         request = self._http.build_request(
             method, path, headers=headers, extensions=extensions, **more
         )
-        async with self._answered(limit), self._good(request, limit) as response:
+        async with self._converted_errors(limit), self._good_response(request, limit) as response:
             yield response
 
     @asynccontextmanager
-    async def _answered(self, limit: Limit) -> AsyncIterator[None]:
-        """Convert timeouts and errors of httpx to the volunteer's errors."""
+    async def _converted_errors(self, limit: TimeLimit) -> AsyncIterator[None]:
+        """Enforce the time limit; convert errors of httpx to errors of the volunteer."""
         try:
             async with limit.running():
                 yield
@@ -392,7 +410,9 @@ class Client:
             ) from error
 
     @asynccontextmanager
-    async def _good(self, request: httpx.Request, limit: Limit) -> AsyncIterator[httpx.Response]:
+    async def _good_response(
+        self, request: httpx.Request, limit: TimeLimit
+    ) -> AsyncIterator[httpx.Response]:
         response = await self._http.send(request, stream=True)
         try:
             encoding = response.headers.get("content-encoding", "identity")
@@ -412,9 +432,9 @@ class Client:
         finally:
             await response.aclose()
 
-    async def _read(self, response: httpx.Response, bytes_max: int, limit: Limit) -> bytes:
-        """Read a short answer. Its bytes count against the owner's rate, but it never waits for the
-        rate.
+    async def _read(self, response: httpx.Response, bytes_max: int, limit: TimeLimit) -> bytes:
+        """Read a short answer. Its bytes count against the owner's bandwidth, but it never waits
+        for bandwidth. Raises Internal if it is longer than `bytes_max`.
         """
         data = bytearray()
         async for piece in response.aiter_raw():
@@ -426,12 +446,14 @@ class Client:
                 )
         return bytes(data)
 
-    def _received(self, count: int, limit: Limit) -> float:
+    def _received(self, count: int, limit: TimeLimit) -> float:
         limit.moved(count)
         self.received_bytes += count
         return self.down.charge(count)
 
-    async def _pieces(self, body: AsyncIterator[bytes], limit: Limit) -> AsyncIterator[bytes]:
+    async def _limited_pieces(
+        self, body: AsyncIterator[bytes], limit: TimeLimit
+    ) -> AsyncIterator[bytes]:
         async for whole in body:
             step = self.down.piece_bytes or len(whole) or 1
             for start in range(0, len(whole), step):
@@ -441,7 +463,9 @@ class Client:
                     await self.clock.sleep(wait)
                 yield piece
 
-    async def _counted(self, body: AsyncIterator[bytes], limit: Limit) -> AsyncIterator[bytes]:
+    async def _limited_body(
+        self, body: AsyncIterator[bytes], limit: TimeLimit
+    ) -> AsyncIterator[bytes]:
         async for whole in body:
             step = self.up.piece_bytes or len(whole) or 1
             for start in range(0, len(whole), step):
@@ -492,7 +516,7 @@ def _timeout(read_s: float) -> httpx.Timeout:
     return httpx.Timeout(read_s, connect=CONNECT_S, write=min(read_s, WRITE_S), pool=None)
 
 
-def _asks_for_a_password(error: Exception) -> str:
+def _login_hint(error: Exception) -> str:
     if isinstance(error, httpx.ProxyError) and "407" in str(error):
         return Sentence("it asks for a name and a password: http://NAME:PASSWORD@HOST:PORT")
     return ""
@@ -511,7 +535,7 @@ def _unreachable(error: Exception, address: Address, proxy: str) -> VolunteerErr
                 )
             )
         if isinstance(cause, ssl.SSLCertVerificationError):
-            if cause.verify_code in OUT_OF_TIME:
+            if cause.verify_code in EXPIRY_CODES:
                 return errors.Configuration(
                     Sentence(
                         "the certificate of {host} is not valid now ({problem}): is the clock "
@@ -539,14 +563,14 @@ def _unreachable(error: Exception, address: Address, proxy: str) -> VolunteerErr
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, httpx.TimeoutException) or isinstance(error.__cause__, TimeoutError):
         return errors.Unreachable(Sentence("{url} did not answer in time", url=address.url))
-    why = reason(error)
+    why = connection_failure(error)
     if proxy:
         return errors.Unreachable(
             Sentence(
                 "{url} cannot be reached through the proxy {proxy}: {why}",
                 url=address.url,
                 proxy=proxy,
-                why=_asks_for_a_password(error) or why,
+                why=_login_hint(error) or why,
             )
         )
     return errors.Unreachable(

@@ -11,34 +11,36 @@ from shared.proofs.signing import identity_payload, verify
 from shared.sentences import Sentence
 from volunteer.net.tls import Address
 
-Ask = Callable[[str], Awaitable[str]]  # sends a nonce, without a secret, and returns the proof
+Ask = Callable[[str], Awaitable[str]]  # sends a nonce, but no secret; returns the peer's signature
 
 
 class Peer:
-    """Peer that is verified once, and again after `forget`."""
+    """Server at the coordinator's address; verified once, and again after `forget`."""
 
     def __init__(self, address: Address, ask: Ask) -> None:
         self._address = address
         self._ask = ask
-        self._known = not address.public_key
-        self._asking = asyncio.Lock()
+        self._verified = not address.public_key
+        self._lock = asyncio.Lock()
 
     def forget(self) -> None:
         """Require a new proof before the next secret."""
-        self._known = not self._address.public_key
+        self._verified = not self._address.public_key
 
     async def recognise(self) -> None:
-        """Verify the peer by a signature over a nonce. Raises Unreachable for another key."""
-        async with self._asking:
-            if self._known:
+        """Verify the peer by its signature of a nonce, unless it is verified. Raises Unreachable
+        for another key.
+        """
+        async with self._lock:
+            if self._verified:
                 return
             nonce, key = secrets.token_hex(16), self._address.public_key
             proof = await self._ask(nonce)
             try:
                 verify(bytes.fromhex(key), identity_payload(nonce), bytes.fromhex(proof))
             except (BadSignature, ValueError) as error:
-                raise Unreachable(another(self._address)) from error
-            self._known = True
+                raise Unreachable(other_coordinator(self._address)) from error
+            self._verified = True
 
     def tracer(self) -> Callable[[str, Mapping[str, object]], Awaitable[None]]:
         """Return a request's trace function, which verifies the peer of a new connection before the
@@ -58,7 +60,7 @@ class Peer:
         return trace
 
 
-def another(address: Address) -> Sentence:
+def other_coordinator(address: Address) -> Sentence:
     """Return the sentence that another coordinator answers at the joined address."""
     return Sentence(
         "another coordinator answers at {url}; nothing is sent to it until yours answers again",

@@ -10,7 +10,7 @@ import msgspec
 from shared.errors import Internal
 from shared.protocol.inference import OpenAiError, Usage
 from shared.sentences import Sentence
-from volunteer.net.reply_errors import decoded, openai_error
+from volunteer.net.reply_errors import decode_reply, openai_error
 
 if TYPE_CHECKING:
     from volunteer.net.client import Client
@@ -62,7 +62,7 @@ async def streamed(client: Client, path: str, body: dict[str, object]) -> AsyncI
                     continue
                 if line == DATA + DONE:
                     return
-                chunk = decoded(line.removeprefix(DATA), Chunk)
+                chunk = decode_reply(line.removeprefix(DATA), Chunk)
                 if chunk.error is not None:
                     raise openai_error(0, chunk.error)
                 yield chunk

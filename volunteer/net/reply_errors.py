@@ -31,8 +31,8 @@ class ForeignReply(errors.Unreachable):
 def refusal(
     host: str, status: int, headers: Mapping[str, str], body: bytes, *, v1: bool = False
 ) -> VolunteerError:
-    """Return the error that the coordinator sent, below /v1 in OpenAI's form. An answer that is
-    not the coordinator's, but of a proxy or portal, is no answer: Unreachable.
+    """Return the error that the coordinator sent; `v1`: in OpenAI's form. If the answer comes from
+    a proxy or a portal instead, return Unreachable.
     """
     wait = _seconds(headers.get("retry-after"))
     try:
@@ -44,11 +44,11 @@ def refusal(
     except MALFORMED:
         error_body = ErrorBody(code="", message="")
     if not _is_own(status, error_body):
-        unsaid = Sentence(
+        no_reason = Sentence(
             "{host} answered with HTTP status {status} and no reason", host=host, status=status
         )
         away = status in (408, 429, 502, 503, 504)
-        return (errors.Unreachable if away else ForeignReply)(unsaid, retry_after_s=wait)
+        return (errors.Unreachable if away else ForeignReply)(no_reason, retry_after_s=wait)
     wait = error_body.retry_after_s or _seconds(headers.get("retry-after"))
     message = printable(error_body.message, SENTENCE_CHARS_MAX)
     message = message or errors.from_wire(error_body.code, "", status=status).message
@@ -58,7 +58,7 @@ def refusal(
 
 
 def openai_error(status: int, error: OpenAiError) -> VolunteerError:
-    """Return the error of a refusal below /v1; within a stream `status` is 0."""
+    """Return the error of an answer in OpenAI's form; `status` is 0 for an event of a stream."""
     kinds: dict[int, type[VolunteerError]] = {
         0: errors.Internal,
         401: errors.Unauthorized,
@@ -77,7 +77,7 @@ def openai_error(status: int, error: OpenAiError) -> VolunteerError:
 
 def _is_own(status: int, body: ErrorBody) -> bool:
     """Return True for the answer of a coordinator: it names the request, and its code fits the
-    status. A code that is unknown here may be a newer coordinator's.
+    status. An unknown code may come from a newer coordinator.
     """
     kind = errors.BY_CODE.get(body.code)
     fits = kind is None or kind.status // 100 == status // 100
@@ -91,13 +91,14 @@ def _seconds(text: str | None) -> float | None:
         return None  # a date, for which the backoff is used
 
 
-def decoded(data: bytes, kind: type[T], *, foreign: bool = False) -> T:
-    """Decode a reply. Raises UpgradeRequired if only another version understands it (a retry does
-    not help), Unreachable for the answer of a portal, which is `foreign`, Internal for other
-    malformed replies.
+def decode_reply(data: bytes, kind: type[T], *, foreign: bool = False) -> T:
+    """Decode a reply; `foreign`: it lacks the mark of a coordinator.
+
+    Raises UpgradeRequired for a message that only another version of this program understands,
+    Unreachable for the answer of a portal, Internal for other malformed replies.
     """
     if kind is type(None):
-        return None  # a reply without content
+        return None  # the endpoint replies without content
     try:
         return decode(data, kind)
     except msgspec.ValidationError as error:
@@ -132,7 +133,7 @@ _NUMBER = re.compile(r"\[[A-Za-z ]*(Errno|WinError) -?\d+\] ?")
 _HTTP_CLIENT = "All connection attempts failed"  # text of httpx that gives no reason
 
 
-def reason(error: BaseException) -> str:
+def connection_failure(error: BaseException) -> str:
     """Return why a connection failed, as a short clause; empty if that is unknown."""
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):

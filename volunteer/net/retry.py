@@ -1,4 +1,4 @@
-"""Retry: jittered exponential backoff that obeys the server's `Retry-After`."""
+"""Delays of retries: jittered exponential backoff that obeys the server's `Retry-After`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RETRY_AFTER_S_MAX = 3600.0  # longest `Retry-After` that is obeyed
 FOREVER = float("inf")
 
 
-def passing(error: VolunteerError) -> bool:
+def is_temporary(error: VolunteerError) -> bool:
     """Return True if the same request may succeed later."""
     return isinstance(error, Unavailable | TooManyRequests | Internal)
 
@@ -28,7 +28,9 @@ class Backoff:
     failures: int = 0
 
     def next(self, error: VolunteerError | None = None) -> float:
-        """Return the seconds to wait: jittered, at least what the server asks, to a limit."""
+        """Return the seconds to wait before the next try: doubled with each failure, jittered, and
+        at least the server's `Retry-After`.
+        """
         self.failures += 1
         ceiling = min(self.longest_s, self.first_s * 2.0 ** min(self.failures - 1, 30))
         wait = ceiling * self.rng.uniform(0.5, 1.0)

@@ -29,7 +29,9 @@ class Address:
 
 
 def context_for(address: Address) -> ssl.SSLContext:
-    """Return the context that verifies the coordinator by its pin, or by the usual authorities."""
+    """Return the context that verifies the coordinator's certificate by its pin, or by the usual
+    authorities.
+    """
     if not address.url.startswith("https://"):
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used, and quick to make
     if not address.tls_pin:

@@ -25,10 +25,8 @@ from volunteer.net.api import Api
 from volunteer.net.client import StreamedReply
 from volunteer.storage.blob_cache import Cache, Partial, hash_of
 
-SEND_BYTES = 512 << 10  # pieces of half the size take a third more CPU
-WRITE_BYTES = (
-    512 << 10
-)  # written at once: a turn through a thread for each 64 KiB takes twice the CPU
+SEND_BYTES = 512 << 10  # bytes read and sent at once; half of it takes a third more CPU
+WRITE_BYTES = 512 << 10  # bytes written at once, in a thread; 64 KiB take twice the CPU
 MEASURED_BYTES = 256 << 10  # smaller files do not measure the connection
 DAMAGED_MAX = 3  # downloads of one blob with a wrong hash
 MIRROR_REST_S = 60.0  # pause after a mirror lacked a piece
@@ -40,23 +38,24 @@ class Transfers:
     """Downloads into the cache, uploads from the outbox."""
 
     def __init__(self, api: Api, cache: Cache, hub: Callable[[], str] | None = None) -> None:
-        """Initialise; `hub` gives the address of the model hub for public files."""
+        """Make the transfers; `hub` returns the address of the model hub that has public files."""
         self._api = api
         self._hub = hub
         self._client = api.client
         self._cache = cache
         self.store = False  # True if volunteers can reach the coordinator's store
-        self.mirrors: dict[str, float] = {}  # measured rates; inf = not tried, 0 = bad
-        self._resting: dict[str, float] = {}  # end of each mirror's pause
+        # Address of each mirror -> bytes a second; inf = not tried, 0 = it sent wrong bytes.
+        self.mirrors: dict[str, float] = {}
+        self._pause_ends: dict[str, float] = {}  # end of each mirror's pause
         self.up_bytes_per_s = 0.0  # rate of the last large file
         self.down_bytes_per_s = 0.0
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def fetch(self, ref: BlobRef, on_bytes: OnBytes, public: str = "") -> Path:
-        """Return the file of a blob, downloaded if the cache lacks it: from the hub if `public` is
-        its path there, then, where each fails, from a mirror, the store or the coordinator.
+        """Return the file of a blob; download it if the cache lacks it.
 
-        Raises InvalidFrame when it keeps arriving damaged.
+        Sources are tried in this order: the model hub, if `public` is the blob's path there; the
+        mirrors; the store; the coordinator. Raises InvalidFrame when it keeps arriving damaged.
         """
         async with self._locks[ref.sha256]:  # two devices may need the same blob
             file = await asyncio.to_thread(self._cache.find, ref.sha256, ref.size)
@@ -104,8 +103,8 @@ class Transfers:
         return await self._from_elsewhere(ref, on_bytes, f"{address.rstrip('/')}/{public}")
 
     async def _from_mirrors(self, ref: BlobRef, on_bytes: OnBytes) -> Path | None:
-        """Return the file of a blob from the fastest mirrors, each piece checked; None if no mirror
-        has the next piece; the pieces so far are kept.
+        """Return the file of a blob from the fastest mirrors, each piece checked. Return None if no
+        mirror has the next piece; the pieces so far are kept for another source.
         """
         hashes = ref.pieces or (ref.sha256,)
         if not self.mirrors or len(hashes) != -(-ref.size // MIRROR_PIECE_BYTES):
@@ -115,7 +114,7 @@ class Transfers:
                 index, skip = divmod(partial.offset, MIRROR_PIECE_BYTES)
                 start = partial.offset - skip
                 stop = min(ref.size, start + MIRROR_PIECE_BYTES)
-                piece = await self._mirrored(ref.sha256, (start, stop), hashes[index])
+                piece = await self._mirror_piece(ref.sha256, (start, stop), hashes[index])
                 if piece is None:
                     return None
                 await _write(partial, piece[skip:])
@@ -125,32 +124,33 @@ class Transfers:
             except InvalidFrame:  # the partial file began with wrong bytes
                 return None
 
-    async def _mirrored(self, sha256: str, span: tuple[int, int], digest: str) -> bytes | None:
-        """Return one piece of a blob from a mirror.
+    async def _mirror_piece(self, sha256: str, span: tuple[int, int], digest: str) -> bytes | None:
+        """Return the bytes `span` = [start, stop) of a blob, whose SHA-256 is `digest`, from a
+        mirror; None if none has them.
 
-        A mirror that lacks it is asked again after a pause; one that sends other bytes is not.
+        A mirror that lacks them is asked again after a pause, one that sends other bytes never.
         """
         start, stop = span
         now = self._client.clock.monotonic
         for mirror in sorted(self.mirrors, key=self.mirrors.__getitem__, reverse=True):
             url = f"{mirror}/{sha256[:2]}/{sha256}"
-            rests = self._resting.get(mirror, -math.inf) > now()
-            if rests or not self.mirrors[mirror] or not self._client.may_go_to(url):
+            paused = self._pause_ends.get(mirror, -math.inf) > now()
+            if paused or not self.mirrors[mirror] or not self._client.may_go_to(url):
                 continue
             began, data = now(), bytearray()
             headers = {"Range": f"bytes={start}-{stop - 1}"}
             try:
-                async with self._client.elsewhere(url, headers) as reply:
-                    async for some in reply.body:
-                        data += some
+                async with self._client.get_elsewhere(url, headers) as reply:
+                    async for chunk in reply.body:
+                        data += chunk
                         if len(data) > stop - start:
                             break
             except Unreachable:
-                self._resting[mirror] = now() + MIRROR_REST_S
+                self._pause_ends[mirror] = now() + MIRROR_REST_S
                 continue
-            right = (await asyncio.to_thread(hashlib.sha256, data)).hexdigest() == digest
-            self.mirrors[mirror] = len(data) / max(now() - began, 1e-6) if right else 0.0
-            if right:
+            intact = (await asyncio.to_thread(hashlib.sha256, data)).hexdigest() == digest
+            self.mirrors[mirror] = len(data) / max(now() - began, 1e-6) if intact else 0.0
+            if intact:
                 return bytes(data)
         return None
 
@@ -160,7 +160,7 @@ class Transfers:
         headers = {"Range": f"bytes={partial.offset}-"} if partial.offset else {}
         try:
             if partial.offset < partial.size:
-                async with self._client.elsewhere(url, headers) as reply:
+                async with self._client.get_elsewhere(url, headers) as reply:
                     if reply.status != 206:
                         partial.restart()
                     await _pump(reply, partial, on_bytes)
@@ -171,7 +171,7 @@ class Transfers:
             partial.close()
 
     async def _pull(self, partial: Partial, on_bytes: OnBytes) -> None:
-        """Resume at the end of the partial file. Raises Unreachable when it is still incomplete."""
+        """Download the rest of a partial file. Raises Unreachable when it is still incomplete."""
         if partial.offset == partial.size > 0:
             return
         headers = {}
@@ -194,9 +194,9 @@ class Transfers:
             raise Unreachable(Sentence("the download was interrupted"))
 
     async def upload(self, request: UploadRequest, path: Path, on_bytes: OnBytes) -> UploadInfo:
-        """Send the rest of a file, in one try; another call resumes where the server says.
+        """Send the rest of a file, in one try; a further call resumes where the server says.
 
-        Raises Unreachable also if the server lost the upload or holds other bytes than the file.
+        Raises Unreachable also if the server lost the upload or has other bytes than the file.
         """
         try:
             return await self._upload(request, path, on_bytes)
@@ -230,7 +230,7 @@ class Transfers:
             while info.url and self._client.may_go_to(info.url) and not info.complete:
                 before = info.offset
                 file.seek(before)
-                began, count = self._client.clock.monotonic(), _stop(info) - before
+                began, count = self._client.clock.monotonic(), _piece_end(info) - before
                 try:
                     await self._client.put_elsewhere(info.url, count, _body(info, file, on_bytes))
                 except Unreachable:
@@ -245,13 +245,13 @@ class Transfers:
     async def _put(self, info: UploadInfo, file: BinaryIO, on_bytes: OnBytes) -> UploadInfo:
         headers = {
             "Upload-Offset": str(info.offset),
-            "Content-Length": str(_stop(info) - info.offset),
+            "Content-Length": str(_piece_end(info) - info.offset),
             "Content-Type": "application/octet-stream",
         }
         body = _body(info, file, on_bytes)
         try:
             return await self._client.put(f"/uploads/{info.upload_id}", headers, body, UploadInfo)
-        except (Conflict, NotFound) as error:  # another request, or a sweep, interfered
+        except (Conflict, NotFound) as error:  # another request moved or ended the upload
             raise Unreachable(Sentence("the upload continues at another offset")) from error
 
 
@@ -264,14 +264,14 @@ def hub_address() -> str:
     return os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
 
 
-def _stop(info: UploadInfo) -> int:
-    """Return where the next piece of an upload ends."""
+def _piece_end(info: UploadInfo) -> int:
+    """Return the offset at which the next piece of an upload ends."""
     return min(info.size, info.offset + UPLOAD_PIECE_BYTES)
 
 
 async def _body(info: UploadInfo, file: BinaryIO, on_bytes: OnBytes) -> AsyncIterator[bytes]:
     """Read the next piece of an upload."""
-    done, stop = info.offset, _stop(info)
+    done, stop = info.offset, _piece_end(info)
     while done < stop:
         # Read on the event loop: the file was just written and lies in memory. Measured for 256
         # KiB: 0.04 ms of CPU this way, 0.17 ms through a thread.
@@ -295,7 +295,9 @@ def _rate(count: int, spent_s: float, before: float) -> float:
 
 
 async def _pump(reply: StreamedReply, partial: Partial, on_bytes: OnBytes) -> None:
-    """Write pieces together in a thread; a broken connection loses none that arrived."""
+    """Write a reply's body to a partial file, several pieces at once, in a thread. After a broken
+    connection the pieces that arrived are written too.
+    """
     pending = bytearray()
     try:
         async for piece in reply.body:

@@ -1,9 +1,9 @@
-"""Published weights of a version, fetched with the fewest bytes.
+"""Published weights of a version, fetched by the route with the fewest bytes.
 
-in the cache        nothing is downloaded
-links from a base   the steps from an earlier version in the cache; each result's hash is checked
-a snapshot          and the links from it
-the whole file      always possible; used when the other routes fail
+cache             nothing is downloaded
+links from base   the changes from an earlier version in the cache; each result's hash is checked
+snapshot          a packed version, and the links from it
+whole file        always possible; used when the other routes fail
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from shared.tensors.snapshot import unpack_snapshot
 from volunteer.net.transfers import OnBytes, Transfers
 from volunteer.storage.blob_cache import Cache
 
-Teller: TypeAlias = Callable[[int], OnBytes]  # makes a file's progress callback from its size
+ProgressMaker: TypeAlias = Callable[
+    [int], OnBytes
+]  # makes a file's progress callback from its size
 Notice: TypeAlias = Callable[[str], None]
 
 
@@ -39,15 +41,15 @@ class Weights:
         self._notice = notice
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def fetch(self, manifest: VersionManifest, teller: Teller) -> Path:
+    async def fetch(self, manifest: VersionManifest, progress_of: ProgressMaker) -> Path:
         """Return the file of a version's weights. Raises InvalidFrame, StorageFull."""
         weights = manifest.weights
         lock = self._locks.setdefault(weights.sha256, asyncio.Lock())
         async with lock:  # two devices may need the same version
-            if not await self._held(weights.sha256, weights.size):
+            if not await self._is_cached(weights.sha256, weights.size):
                 for route in await self._routes(manifest):
                     try:
-                        return await self._follow(route, manifest, teller(route.size))
+                        return await self._follow(route, manifest, progress_of(route.size))
                     except (InvalidFrame, NotFound, BadRequest, StorageFull) as error:
                         self._notice(
                             Sentence(
@@ -57,14 +59,14 @@ class Weights:
                                 error=error.message,
                             )
                         )
-            return await self._transfers.fetch(weights, teller(weights.size))
+            return await self._transfers.fetch(weights, progress_of(weights.size))
 
-    async def _held(self, sha256: str, size: int) -> bool:
+    async def _is_cached(self, sha256: str, size: int) -> bool:
         return await asyncio.to_thread(self._cache.find, sha256, size) is not None
 
     async def _routes(self, manifest: VersionManifest) -> list[Route]:
         bases, size = {link.base for link in manifest.downlink.links}, manifest.weights.size
-        return routes(manifest, [base for base in bases if await self._held(base, size)])
+        return routes(manifest, [base for base in bases if await self._is_cached(base, size)])
 
     async def _follow(self, route: Route, manifest: VersionManifest, on_bytes: OnBytes) -> Path:
         with self._cache.hold(route.hashes):
@@ -79,13 +81,13 @@ class Weights:
             return await asyncio.to_thread(self._build, route, manifest, files)
 
     def _build(self, route: Route, manifest: VersionManifest, files: dict[str, Path]) -> Path:
-        """Unpack and apply a route, and check every result by its hash; runs in a thread.
+        """Build the weights from a route's files, and check every result by its hash. Blocks.
 
         Raises InvalidFrame, NotFound, StorageFull.
         """
         size = manifest.weights.size
         if route.snapshot is not None:
-            packed, into = files[route.snapshot.blob.sha256], self._cache.building(size)
+            packed, into = files[route.snapshot.blob.sha256], self._cache.scratch_file(size)
             written = unpack_snapshot(packed, manifest.schema_sha256, into)
             path = self._adopt(into, written, route.snapshot.weights)
         else:
@@ -96,7 +98,7 @@ class Weights:
                 )
             path = base
         for link in route.links:
-            file, into = files[link.blob.sha256], self._cache.building(size)
+            file, into = files[link.blob.sha256], self._cache.scratch_file(size)
             schema = schema_of_link(path, file, manifest.schema_sha256)
             how = Following(codec=codec(link.codec), rounded=link.rounded)
             written = follow_link(path, file, schema, into, how)

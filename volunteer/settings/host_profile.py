@@ -1,5 +1,5 @@
-"""Directory of a profile, one for each machine because home directories may be shared; the
-machine's mark finds it again after a change of name.
+"""Directory of a profile: one for each machine, because several may share a home directory. It
+holds a mark of the machine, by which it is found again after the machine was renamed.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ def profile_directory(data: Path, name: str, host: str, mark: str | None = None)
 
 
 def keep_mark(profile: Path, mark: str | None = None) -> None:
-    """Write the machine's mark into a new profile; without it a renamed machine is unknown."""
+    """Write the machine's mark into a profile that has none."""
     if not (profile / MARK).exists():
         with suppress(OSError):
             (profile / MARK).write_text(machine_mark() if mark is None else mark, encoding="ascii")
 
 
 def machine_mark() -> str:
-    """Return a hashed mark that stays when the machine is renamed; "" if there is none."""
+    """Return a hash of the system's machine id, which a new host name does not change; "" if the
+    system has none.
+    """
     identifier = ""
     if sys.platform == "darwin":
         with suppress(OSError, subprocess.SubprocessError):
@@ -71,7 +73,7 @@ def machine_mark() -> str:
     else:
         identifier = next(filter(None, map(_read, _LINUX)), "")
     if not identifier and any(path.exists() for path in _CONTAINER):
-        identifier = "container"  # a container's directories are a volume of its own
+        identifier = "container"  # each container has a volume of its own for its directories
     return hashlib.sha256(f"volunteer {identifier}".encode()).hexdigest()[:32] if identifier else ""
 
 

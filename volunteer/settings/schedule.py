@@ -30,7 +30,9 @@ _SPAN = re.compile(r"([a-z]+)(?:-([a-z]+))?")
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """Allowed work: minutes of the week as sorted, separate [start, stop) spans. Empty: never."""
+    """Times of allowed work: sorted, separate spans [start, stop) in minutes of the week. No span
+    means never.
+    """
 
     spans: tuple[tuple[int, int], ...]
 
@@ -107,11 +109,11 @@ def parse_schedule(entries: Sequence[str]) -> Schedule:
             spans.append((begin, min(end, WEEK_MIN)))
             if end > WEEK_MIN:  # Sunday night is also Monday morning
                 spans.append((0, end - WEEK_MIN))
-    return Schedule(spans=_joined(spans))
+    return Schedule(spans=_merged(spans))
 
 
-def in_words(moment: datetime, now: datetime) -> str:
-    """Return a moment in words: `18:00` today, `Mon 18:00` on another day."""
+def weekday_words(moment: datetime, now: datetime) -> str:
+    """Return a moment within a week in words: `18:00` today, `Mon 18:00` on another day."""
     clock = f"{moment:%H:%M}"
     if moment.date() == now.date():
         return clock
@@ -179,7 +181,7 @@ def _days(word: str, entry: str) -> Sequence[int]:
     return [day % 7 for day in range(first, last + (1 if last >= first else 8))]
 
 
-def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+def _merged(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Return the spans sorted, with touching or overlapping ones joined."""
     joined: list[tuple[int, int]] = []
     for start, stop in sorted(spans):

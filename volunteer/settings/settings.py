@@ -150,7 +150,7 @@ class Directories(msgspec.Struct, frozen=True, kw_only=True):
     config: Path
     profile: Path  # identity, results, unfinished tasks
     cache: Path  # may be deleted at any time
-    before: str = ""  # former name of the machine, if the profile was made under another one
+    former_host: str = ""  # name of the machine when the profile was made, if it was another
 
 
 TABLE = SettingsTable(Settings, PREFIX, (HOME, PROFILE, JOIN))
@@ -176,15 +176,15 @@ def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> 
         config = user_config_path("volunteer", appauthor=False)
         data = user_data_path("volunteer", appauthor=False) / "profiles"
         cache = user_cache_path("volunteer", appauthor=False)
-    place = profile_directory(data, name, _host()).name
-    places = Directories(
+    folder = profile_directory(data, name, _host()).name
+    directories = Directories(
         config=private_directory(config),
-        profile=private_directory(data / place),
-        cache=private_directory(cache / place),
-        before="" if place == f"{name}@{_host()}" else place.partition("@")[2],
+        profile=private_directory(data / folder),
+        cache=private_directory(cache / folder),
+        former_host="" if folder == f"{name}@{_host()}" else folder.partition("@")[2],
     )
-    keep_mark(places.profile)
-    return places
+    keep_mark(directories.profile)
+    return directories
 
 
 def load(
@@ -193,7 +193,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     path: Path,
 ) -> LoadedSettings:
-    """Return the effective settings; flags that are None do not count.
+    """Return the effective settings; a flag that is None was not given.
 
     Raises BadRequest for a wrong flag, Configuration for another wrong value.
     """

@@ -13,7 +13,7 @@ from shared.workloads.base import KINDS, Role
 from volunteer.i18n.catalogue import N_
 from volunteer.settings.schedule import parse_schedule
 
-_Rate = {"unit": "Mbit/s"}
+_RATE_UNIT = {"unit": "Mbit/s"}
 DEVICES_MAX = 64  # most devices with rules of their own
 _DEVICE = re.compile(r"cpu|mps|(cuda|xpu):[0-9]{1,3}")
 
@@ -120,11 +120,11 @@ class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = "pause"
     upload_mbit: Annotated[
         float,
-        Meta(description=N_("Most to send; 0 = no limit."), ge=0, extra=_Rate),
+        Meta(description=N_("Most to send; 0 = no limit."), ge=0, extra=_RATE_UNIT),
     ] = 0.0
     download_mbit: Annotated[
         float,
-        Meta(description=N_("Most to receive; 0 = no limit."), ge=0, extra=_Rate),
+        Meta(description=N_("Most to receive; 0 = no limit."), ge=0, extra=_RATE_UNIT),
     ] = 0.0
     disk_free_gb: Annotated[
         float,

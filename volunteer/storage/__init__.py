@@ -1,1 +1,1 @@
-"""Storage on the volunteer's disk: blobs, leases, outbox, residuals."""
+"""Storage on the volunteer's disk: blobs, leases, outbox, receipts, own data."""

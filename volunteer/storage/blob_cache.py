@@ -1,4 +1,4 @@
-"""Cache of downloaded blobs by hash: verified before use, resumable, evicted oldest first.
+"""Cache of downloaded blobs by hash: verified before use, evicted least recently used first.
 
 Every call blocks on the disk, so the agent uses threads. The directory may be deleted at any time.
 """
@@ -38,9 +38,9 @@ class Cache:
         self.limit_bytes = limit_bytes
         self._partial = private_directory(root / "partial")
         self._guard = threading.Lock()
-        self._held: Counter[str] = Counter()
-        self._coming: dict[str, int] = {}  # hash -> size of running downloads
-        self._checked: dict[str, tuple[int, int]] = {}  # hash -> inode and mtime when verified
+        self._holds: Counter[str] = Counter()
+        self._downloads: dict[str, int] = {}  # hash -> size of running downloads
+        self._verified: dict[str, tuple[int, int]] = {}  # hash -> inode and mtime when verified
 
     def find(self, sha256: str, size: int) -> Path | None:
         """Return the file of a complete blob; a damaged one is removed."""
@@ -49,7 +49,7 @@ class Cache:
             stat = path.stat()
         except FileNotFoundError:
             return None
-        if stat.st_size != size or not (self._known(sha256, stat) or hash_of(path) == sha256):
+        if stat.st_size != size or not (self._is_verified(sha256, stat) or hash_of(path) == sha256):
             delete_file(path, "copy")
             return None
         self._touch(sha256, path)
@@ -62,16 +62,18 @@ class Cache:
         try:
             return Partial(self, path, sha256, size)
         except BaseException:
-            self.closed(sha256)
+            self.end_download(sha256)
             raise
 
-    def closed(self, sha256: str) -> None:
+    def end_download(self, sha256: str) -> None:
         """Forget a finished download."""
         with self._guard:
-            self._coming.pop(sha256, None)
+            self._downloads.pop(sha256, None)
 
-    def building(self, size: int) -> Path:
-        """Return where to make a file of `size` bytes, to be adopted later. Raises StorageFull."""
+    def scratch_file(self, size: int) -> Path:
+        """Return the path for a new file of `size` bytes, to be adopted when it is built. Raises
+        StorageFull.
+        """
         self._make_room(size)
         return self._partial / f"built-{secrets.token_hex(8)}"
 
@@ -88,12 +90,12 @@ class Cache:
         """Protect blobs in use from eviction."""
         names = list(hashes)
         with self._guard:
-            self._held.update(names)
+            self._holds.update(names)
         try:
             yield
         finally:
             with self._guard:
-                self._held -= Counter(names)  # drops hashes that no user holds any more
+                self._holds -= Counter(names)  # drops hashes that no user holds any more
 
     def fits(self, need: int) -> bool:
         """Return True if `need` bytes have room next to the blobs in use."""
@@ -105,21 +107,23 @@ class Cache:
         """Evict the least recently used blobs down to the limit."""
         with self._guard:
             used, idle = self._sizes()
-            self._drop(idle, self.limit_bytes - used)
+            self._evict(idle, self.limit_bytes - used)
 
     def _make_room(self, size: int, coming: str = "") -> None:
-        """Make room for `size` bytes of the blob `coming`, or a new file. Raises StorageFull."""
+        """Evict blobs until `size` bytes fit: those of the download `coming`, or of a new file.
+        Raises StorageFull.
+        """
         with self._guard:
             used, idle = self._sizes(but=coming)
             if used + size > self.limit_bytes:
                 raise StorageFull(self._too_much(used + size))
-            self._drop(idle, self.limit_bytes - used - size)
+            self._evict(idle, self.limit_bytes - used - size)
             if coming:
-                self._coming[coming] = size
+                self._downloads[coming] = size
         path = self._partial / coming
         need = size - (path.stat().st_size if coming and path.exists() else 0)
         if disk_bytes(self.root)[0] < need + SPARE_BYTES:
-            self.closed(coming)
+            self.end_download(coming)
             raise StorageFull(
                 Sentence(
                     "{size} more do not fit on the disk of {root}: free some space",
@@ -140,26 +144,28 @@ class Cache:
         )
 
     def _sizes(self, but: str = "") -> tuple[int, list[tuple[float, int, Path]]]:
-        """Return the bytes in use, and the evictable files, oldest first; both without `but`."""
-        used, idle, coming = 0, [], dict(self._coming)
+        """Return the bytes in use, and the evictable files (time, size, path), oldest first; both
+        without the blob `but`.
+        """
+        used, idle, coming = 0, [], dict(self._downloads)
         for at, size, path in self._blobs():
             if path.name == but:
                 continue
-            if self._held[path.name] > 0 or path.name in coming:
+            if self._holds[path.name] > 0 or path.name in coming:
                 used += max(size, coming.pop(path.name, 0))
             else:
                 idle.append((at, size, path))
         coming.pop(but, None)
         return used + sum(coming.values()), sorted(idle)
 
-    def _drop(self, idle: list[tuple[float, int, Path]], room: int) -> None:
-        """Remove the oldest idle blobs until the others fit into `room` bytes."""
+    def _evict(self, idle: list[tuple[float, int, Path]], room: int) -> None:
+        """Delete the oldest idle blobs until the others fit into `room` bytes."""
         total = sum(size for _, size, _ in idle)
         for _, size, path in idle:
             if total <= room:
                 return
             delete_file(path, "copy")
-            self._checked.pop(path.name, None)
+            self._verified.pop(path.name, None)
             total -= size
 
     def _blobs(self) -> Iterator[tuple[float, int, Path]]:
@@ -170,15 +176,15 @@ class Cache:
                 continue
             yield stat.st_mtime, stat.st_size, path
 
-    def _known(self, sha256: str, stat: os.stat_result) -> bool:
-        return self._checked.get(sha256) == (stat.st_ino, stat.st_mtime_ns)
+    def _is_verified(self, sha256: str, stat: os.stat_result) -> bool:
+        return self._verified.get(sha256) == (stat.st_ino, stat.st_mtime_ns)
 
     def _touch(self, sha256: str, path: Path) -> None:
         by_name = os.utime not in os.supports_fd
         with path.open("rb") as file:  # the sandbox changes times of open files only
             os.utime(path if by_name else file.fileno())
         stat = path.stat()
-        self._checked[sha256] = (stat.st_ino, stat.st_mtime_ns)
+        self._verified[sha256] = (stat.st_ino, stat.st_mtime_ns)
 
     def _path(self, sha256: str) -> Path:
         name = self._name(sha256)
@@ -192,7 +198,7 @@ class Cache:
 
 
 class Partial:
-    """Blob being downloaded: bytes in order, hashed as they arrive. Use it as a context manager."""
+    """Blob being downloaded: bytes in order, hashed as they arrive. The caller must `close` it."""
 
     def __init__(self, cache: Cache, path: Path, sha256: str, size: int) -> None:
         self.sha256 = sha256
@@ -238,26 +244,26 @@ class Partial:
         self.offset += len(piece)
 
     def restart(self) -> None:
-        """Drop the partial bytes, because the other side sends everything again."""
+        """Drop the bytes received so far, because the other side sends everything again."""
         self._empty(self._file)
 
     def finish(self) -> Path:
         """Return the complete file, now in the cache.
 
-        Raises InvalidFrame and keeps nothing when the hash is wrong. The file is not synced: after
-        a crash each new process hashes a file before its first use.
+        Raises InvalidFrame and keeps nothing when the hash is wrong. The file is not synced to the
+        disk, since each new process hashes a file before its first use.
         """
         if self._hash.hexdigest() != self.sha256:
             self.restart()
             raise InvalidFrame(Sentence("a download arrived damaged: its hash is wrong"))
         self._file.close()
         path = self._cache.adopt(self._path, self.sha256)
-        self._cache.closed(self.sha256)
+        self._cache.end_download(self.sha256)
         return path
 
     def close(self) -> None:
         self._file.close()
-        self._cache.closed(self.sha256)
+        self._cache.end_download(self.sha256)
 
     def _empty(self, file: BinaryIO) -> None:
         file.truncate(0)

@@ -1,7 +1,7 @@
 """Leases of this worker on disk, so that a restarted worker resumes them.
 
-Each lease has the snapshot of its unfinished training next to it; each device has the id of its
-running claim. A claim whose reply was lost is repeated with the same id and returns the same lease.
+The snapshot of a lease's unfinished training lies beside it. The id of each device's running claim
+is stored too: after a lost reply the claim is repeated with the same id and returns the same lease.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from volunteer.files import private_directory, read_record, set_aside, write_rec
 
 
 class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
-    """Stored lease."""
+    """Lease of this worker as it is stored; `begun` is the reply that bound its base version."""
 
     lease: Lease
     device: str
@@ -44,7 +44,7 @@ class Leases:
         self.root = private_directory(root)
 
     def stored(self) -> tuple[HeldLease, ...]:
-        """Return an earlier process's leases by task; damaged records are set aside."""
+        """Return the leases of an earlier process, by task; damaged records are set aside."""
         leases = []
         for path in sorted(self.root.glob("*-*.json")):
             try:
@@ -78,12 +78,12 @@ class Leases:
             write_record(path, claim)
         return claim.claim_id
 
-    def claimed(self, lease: HeldLease) -> None:
-        """End the claim that returned this lease, so that the next one gets a new id."""
+    def keep_claimed(self, lease: HeldLease) -> None:
+        """Store a lease and end the claim that returned it: the next claim gets a new id."""
         self.keep(lease)
         self.forget_claim(lease.device)
 
-    def forget_answered(self, leases: tuple[HeldLease, ...]) -> None:
+    def forget_answered_claims(self, leases: tuple[HeldLease, ...]) -> None:
         """Drop claims whose lease was stored just before the process died."""
         answered = {lease.claim_id for lease in leases}
         for path in self.root.glob("claim.*.json"):

@@ -9,8 +9,10 @@ from shared.protocol.versions import SignedManifest, VersionManifest
 from shared.sentences import Sentence
 
 
-def checked(signed: SignedManifest, public_key: str) -> VersionManifest:
-    """Return the signed manifest. Raises BadSignature, InvalidFrame for an unreadable one."""
+def verified_manifest(signed: SignedManifest, public_key: str) -> VersionManifest:
+    """Return the manifest if `public_key` signed it. Raises BadSignature, InvalidFrame for an
+    unreadable one.
+    """
     verify_text(public_key, signed.payload, signed.signature)
     try:
         return decode(signed.payload, VersionManifest)

@@ -1,5 +1,5 @@
-"""Outbox: finished results that the coordinator has not answered, on disk before the first byte is
-sent.
+"""Outbox: finished results that the coordinator has not answered yet. Each is on disk before its
+first byte is sent.
 
 An entry is two files: the update, and a record that makes it valid. The record is written last and
 deleted first. Only a final answer drops an entry, so a result survives restarts and lost replies;
@@ -46,7 +46,7 @@ class QueuedResult(msgspec.Struct, frozen=True, kw_only=True):
 class Outbox:
     """Directory of queued results. Its calls block on the disk."""
 
-    def __init__(self, root: Path, complain: Callable[[str], None] = lambda sentence: None) -> None:
+    def __init__(self, root: Path, warn: Callable[[str], None] = lambda sentence: None) -> None:
         self.root = private_directory(root)
         self._guard = threading.Lock()  # training threads put, the event loop reads and drops
         self._entries: dict[str, QueuedResult] = {}
@@ -54,7 +54,7 @@ class Outbox:
             try:
                 entry = read_record(path, QueuedResult)
             except Configuration as error:
-                complain(
+                warn(
                     Sentence(
                         "a result cannot be read and is kept in {place}: {error}",
                         place=set_aside(path),
@@ -115,7 +115,7 @@ class Outbox:
         return self.root / f"{name}.json"
 
     def _sweep(self) -> None:
-        """Remove updates whose record was never written, and files of dead processes."""
+        """Delete updates whose record was never written, and files that ended processes left."""
         aside = {path.name.partition(".")[0] for path in self.root.glob("*.json.*")}
         for path in self.root.iterdir():
             orphan = path.suffix == ".safetensors" and path.stem not in {*self._entries, *aside}

@@ -3,8 +3,8 @@
     members/<run>/data.json           record of the data in use
     members/<run>/<build>/<sha256>    chunks, held-out part and assets of one build
 
-No file below this folder is ever sent, nor its name: only the numbers in `OwnRecord.numbers` are.
-The name of a run becomes a folder by its hash, since a coordinator chose it.
+Neither a file below this folder nor its name is ever sent, only the numbers in `OwnRecord.numbers`.
+The folder of a run is named by the hash of the run's name, because a coordinator chose that name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class OwnDataUnusable(VolunteerError):
 
 
 class OwnRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Own data for one run: the manifest of its files here, and the numbers that are sent."""
+    """Own data for one run: the manifest of its files on this machine, and the numbers that are
+    sent.
+    """
 
     run: str
     build: str  # folder of the files
@@ -80,7 +82,7 @@ class OwnData:
         self.root = root  # made with the first data
         # Version whose held-out loss was measured last, by run.
         self.measured: dict[str, int] = {}
-        self._checked: dict[Path, tuple[int, int]] = {}  # inode and mtime when verified
+        self._verified: dict[Path, tuple[int, int]] = {}  # inode and mtime when verified
 
     def place(self, run: str) -> Path:
         """Return the folder of a run's data."""
@@ -103,9 +105,9 @@ class OwnData:
         try:
             record = read_record(self.place(run) / RECORD, OwnRecord)
         except Configuration as error:
-            raise OwnDataUnusable(_again(run, damaged=True)) from error
+            raise OwnDataUnusable(_add_again_sentence(run, damaged=True)) from error
         if record is None or record.run != run:
-            raise OwnDataUnusable(_again(run, damaged=False))
+            raise OwnDataUnusable(_add_again_sentence(run, damaged=False))
         return record
 
     @contextmanager
@@ -121,8 +123,8 @@ class OwnData:
                 self._tidy(run)
 
     def use(self, record: OwnRecord) -> OwnRecord:
-        """Put a build in use and delete the one before it; return its record, whose edition is that
-        of the one before where both have the same chunks. Raises StorageFull, BadRequest.
+        """Put a build in use, delete the previous one, and return the record as stored. Its edition
+        is the previous one's if the chunks are the same. Raises StorageFull, BadRequest.
         """
         edition = record.build
         with suppress(OwnDataUnusable):
@@ -148,7 +150,7 @@ class OwnData:
         return True
 
     def files(self, record: OwnRecord, refs: Iterable[ChunkRef]) -> dict[str, Path]:
-        """Return files of a record by hash, each verified once a process.
+        """Return files of a record by hash; each is verified once in a process.
 
         Raises OwnDataUnusable for a missing or a damaged one.
         """
@@ -160,15 +162,15 @@ class OwnData:
                 stat = path.stat()
                 mark = (stat.st_ino, stat.st_mtime_ns)
                 whole = stat.st_size == ref.size and (
-                    self._checked.get(path) == mark or hash_of(path) == ref.sha256
+                    self._verified.get(path) == mark or hash_of(path) == ref.sha256
                 )
             except FileNotFoundError as error:
-                raise OwnDataUnusable(_again(record.run, damaged=False)) from error
+                raise OwnDataUnusable(_add_again_sentence(record.run, damaged=False)) from error
             except OSError as error:
-                raise OwnDataUnusable(_again(record.run, damaged=True)) from error
+                raise OwnDataUnusable(_add_again_sentence(record.run, damaged=True)) from error
             if not whole:
-                raise OwnDataUnusable(_again(record.run, damaged=True))
-            self._checked[path] = mark
+                raise OwnDataUnusable(_add_again_sentence(record.run, damaged=True))
+            self._verified[path] = mark
             files[ref.sha256] = path
         return files
 
@@ -185,7 +187,7 @@ class OwnData:
             delete_folder(place, "scratch")
 
 
-def _again(run: str, *, damaged: bool) -> Sentence:
+def _add_again_sentence(run: str, *, damaged: bool) -> Sentence:
     """Return the sentence about data that have to be added again."""
     if damaged:
         return Sentence(

@@ -64,17 +64,17 @@ class ReceiptBook:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._file = folder / "receipts.jsonl"
-        self._seen: SignedHeads | None = None
+        self._signed_heads: SignedHeads | None = None
         self._versions: Versions | None = None
-        self.heard: KeptHead | None = None  # head in the newest manifest, not checked yet
+        self.unchecked_head: KeptHead | None = None  # head in the newest manifest
         self._last: int | None = None
         self._count = 0
 
     @property
-    def seen(self) -> SignedHeads:
-        if self._seen is None:
-            self._seen = _read(self.folder / "seen.json", SignedHeads)
-        return self._seen
+    def signed_heads(self) -> SignedHeads:
+        if self._signed_heads is None:
+            self._signed_heads = _read(self.folder / "seen.json", SignedHeads)
+        return self._signed_heads
 
     @property
     def last(self) -> int:
@@ -120,16 +120,18 @@ class ReceiptBook:
         return len(new)
 
     def keep(self, head: KeptHead) -> None:
-        """Store a head that continues the newest one; of many, some in between are dropped."""
-        heads = [*self.seen.heads, head]
+        """Store a head that continues the newest one. Beyond HEADS_MAX heads, every second is
+        dropped.
+        """
+        heads = [*self.signed_heads.heads, head]
         if len(heads) > HEADS_MAX:
             heads = [*heads[:-1:2], head]
-        self._remember(msgspec.structs.replace(self.seen, heads=tuple(heads)))
+        self._remember(msgspec.structs.replace(self.signed_heads, heads=tuple(heads)))
 
-    def accuse(self, head: KeptHead) -> None:
+    def keep_contradiction(self, head: KeptHead) -> None:
         """Store a head that contradicts the others, as evidence; only the first is kept."""
-        if self.seen.broken is None:
-            self._remember(msgspec.structs.replace(self.seen, broken=head))
+        if self.signed_heads.broken is None:
+            self._remember(msgspec.structs.replace(self.signed_heads, broken=head))
 
     def newest(self, run: str) -> int:
         """Return the newest seen version of a run, -1 without one."""
@@ -137,16 +139,16 @@ class ReceiptBook:
             self._versions = _read(self.folder / "versions.json", Versions)
         return self._versions.newest.get(run, -1)
 
-    def saw(self, run: str, version: int) -> None:
+    def note_version(self, run: str, version: int) -> None:
         """Store the newest version of a run."""
         if version > self.newest(run):
             assert self._versions is not None  # `newest` has read it
-            rest = {name: at for name, at in self._versions.newest.items() if name != run}
-            recent = dict([*rest.items()][-(RUNS_MAX - 1) :])
+            other_runs = {name: at for name, at in self._versions.newest.items() if name != run}
+            recent = dict([*other_runs.items()][-(RUNS_MAX - 1) :])
             self._versions = Versions(newest=recent | {run: version})
             self._write("versions.json", self._versions)
 
-    def accept(self) -> Path | None:
+    def start_anew(self) -> Path | None:
         """Set the whole folder aside and start anew; return where it is now, None without one."""
         if not self.folder.exists():
             return None
@@ -154,7 +156,7 @@ class ReceiptBook:
             aside = self.folder.with_name(f"{self.folder.name}.{number}")
             if not aside.exists():
                 self.folder.replace(aside)
-                self._seen = self._versions = self._last = self.heard = None
+                self._signed_heads = self._versions = self._last = self.unchecked_head = None
                 return aside
         raise Configuration(
             Sentence(
@@ -162,25 +164,27 @@ class ReceiptBook:
             )
         )
 
-    def restored(self, to: RestorePayload) -> Path | None:
-        """Set aside the seen heads, as `accept` does, except those that the restored coordinator's
-        record must still continue; return None if this statement was applied before.
+    def apply_restore(self, to: RestorePayload) -> Path | None:
+        """Start anew after a restore of the coordinator from a backup, but keep the heads that its
+        record must still continue, and the versions that it still has.
+
+        Return the folder set aside, None if this statement was applied before.
         """
-        if to.tree.at <= self.seen.restored_at:
+        if to.tree.at <= self.signed_heads.restored_at:
             return None
-        stays = tuple(head for head in self.seen.heads if head.tree.size <= to.tree.size)
-        self.newest("")  # reads the versions
+        stays = tuple(head for head in self.signed_heads.heads if head.tree.size <= to.tree.size)
+        self.newest("")  # loads the versions
         assert self._versions is not None
         before = self._versions.newest
         newest = {run: min(at, to.heads[run]) for run, at in before.items() if run in to.heads}
-        aside = self.accept()
+        aside = self.start_anew()
         self._versions = Versions(newest=newest)
         self._write("versions.json", self._versions)
         self._remember(SignedHeads(heads=stays, restored_at=to.tree.at))
         return aside
 
     def _remember(self, state: SignedHeads) -> None:
-        self._seen = state
+        self._signed_heads = state
         self._write("seen.json", state)
 
     def _write(self, name: str, record: msgspec.Struct) -> None:
@@ -216,7 +220,7 @@ def _read(path: Path, kind: type[T]) -> T:
         return kind()
 
 
-def spread(heads: Sequence[KeptHead], most: int) -> list[KeptHead]:
+def evenly_spaced(heads: Sequence[KeptHead], most: int) -> list[KeptHead]:
     """Return at most `most` heads, evenly spaced, with the first and the last."""
     if len(heads) <= most:
         return list(heads)

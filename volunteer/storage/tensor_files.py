@@ -1,4 +1,4 @@
-"""Tensors in the volunteer's own files: snapshots and inner optimiser states."""
+"""Tensors in the volunteer's own files: snapshots of unfinished tasks."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from volunteer.account.profile import Identity, Profile
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.tls import Address
-from volunteer.opponent import Rival
+from volunteer.opponent import VersionOpponent
 
-Sit = Callable[..., Rival]
+Sit = Callable[..., VersionOpponent]
 
 
 @asynccontextmanager
@@ -45,8 +45,8 @@ async def asking(home: LocalCoordinator, path: Path) -> AsyncIterator[tuple[Api,
 
 def rival(
     api: Api, identity: Identity, path: Path, run: str = "gomoku", key: str | None = None
-) -> Rival:
-    return Rival(
+) -> VersionOpponent:
+    return VersionOpponent(
         api,
         run,
         public_key=key if key is not None else identity.public_key,

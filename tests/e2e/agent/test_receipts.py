@@ -32,7 +32,7 @@ from volunteer.account.profile import Identity, Profile
 from volunteer.cli.main import run_command
 from volunteer.control import events
 from volunteer.settings.settings import directories
-from volunteer.storage.manifests import checked
+from volunteer.storage.manifests import verified_manifest
 
 ENTRIES = 4  # two contributions: pending and earned each
 LATER = (
@@ -305,7 +305,7 @@ async def test_a_volunteer_at_work_fetches_receipts_and_alerts_its_owner(tmp_pat
                         await home.coordinator.transparency.seal()
                         await asyncio.sleep(0.02)
                         book = process.engine._agent
-                    while not book.store.receipts.seen.heads:
+                    while not book.store.receipts.signed_heads.heads:
                         await asyncio.sleep(0.02)
                 await process.kill()
         settings: Settings = home.coordinator.settings
@@ -333,7 +333,7 @@ async def test_every_manifest_names_the_head_and_an_old_one_is_signed_again(tmp_
         async def latest() -> tuple[SignedManifest, VersionManifest]:
             reply = await ann.get("/runs/tiny/versions/latest")
             signed = msgspec.json.decode(reply.content, type=SignedManifest)
-            return signed, checked(signed, key)
+            return signed, verified_manifest(signed, key)
 
         signed, manifest = await latest()
         assert manifest.tree is not None

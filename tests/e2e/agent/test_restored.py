@@ -91,7 +91,7 @@ async def test_an_older_version_without_a_word_is_idleness_and_no_failure(tmp_pa
             await process.until(events.Judged)
             await process.kill()
         (folder,) = tmp_path.glob("machine/**/receipts")
-        ReceiptBook(folder).saw("tiny", 1000)
+        ReceiptBook(folder).note_version("tiny", 1000)
         async with machine.working() as process:
             idle = await process.until(events.Idle, lambda each: each.reason == "refused")
             assert "has not signed that it was restored" in idle.message

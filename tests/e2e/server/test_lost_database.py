@@ -23,7 +23,7 @@ from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import local_coordinator
 from tests.support.server_process import Process
 from volunteer.net.reply_errors import ForeignReply, refusal
-from volunteer.net.retry import passing
+from volunteer.net.retry import is_temporary
 
 TIMEOUT_S = 120.0
 PAGE_BYTES = 4096
@@ -105,7 +105,7 @@ def test_a_damaged_file_is_the_organisers_trouble_and_ends_no_volunteer(
             damaged.write(b"\xff" * PAGE_BYTES)
     with Process(tmp_path, "--port", "0", command=fork_server) as server:
         error = ask(server.port, "GET", "/api/v1/datasets/none", token=token)
-        assert passing(error)
+        assert is_temporary(error)
         assert error.exit_code != 78
         ask(server.port, "GET", "/ready")
         ask(server.port, "POST", "/api/v1/workers/register", registration())

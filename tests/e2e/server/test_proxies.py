@@ -20,7 +20,7 @@ from tests.support.certificates import certificate
 from tests.support.connect_proxy import connect_proxy
 from volunteer.net.api import Api
 from volunteer.net.client import Client
-from volunteer.net.reply_errors import decoded
+from volunteer.net.reply_errors import decode_reply
 from volunteer.net.tls import Address
 
 URL = "https://train.example.org:8765"
@@ -88,7 +88,7 @@ async def test_what_a_proxy_refuses_is_told_of_it(
 
 def test_the_page_of_a_portal_is_told_from_a_reply() -> None:
     with pytest.raises(Unreachable, match="log in first"):
-        decoded(b"<!doctype html><title>Welcome</title>", ServerInfo)
+        decode_reply(b"<!doctype html><title>Welcome</title>", ServerInfo)
 
 
 async def test_volunteer_and_organiser_go_through_a_proxy_with_a_password(

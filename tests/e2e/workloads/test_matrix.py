@@ -51,7 +51,7 @@ from volunteer.cli.main import run_command
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.tls import Address
-from volunteer.opponent import Rival
+from volunteer.opponent import VersionOpponent
 from volunteer.settings.settings import directories
 from volunteer.tui.screens import run_keys
 
@@ -176,7 +176,7 @@ async def play(cell: Cell) -> None:
     client = Client(
         Address(url=cell.url, tls_pin=""), clock=SystemClock(), token=identity.token, transport=None
     )
-    rival = Rival(
+    rival = VersionOpponent(
         Api(client), cell.run, public_key=identity.public_key, enabled=(*RUNS, "cnn"),
         directory=cell.path / "cache",
     )  # fmt: skip

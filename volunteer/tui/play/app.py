@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Partner(Protocol):
-    """Interface of an opponent, which `volunteer.opponent.Rival` implements."""
+    """Interface of an opponent, which `volunteer.opponent.VersionOpponent` implements."""
 
     async def sit(self, version: int | None = None) -> SeatedOpponent: ...
 

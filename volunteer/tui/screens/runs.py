@@ -19,7 +19,7 @@ from volunteer.control import commands
 from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import N_, NP_, _, ngettext, number, pgettext
 from volunteer.i18n.formats import size
-from volunteer.text import loss, measure_name, measure_word, measured, origin_of
+from volunteer.text import loss, measure_heading, measure_name, measure_word, origin_of
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
 from volunteer.tui.run_estimate import STATES, STATES_SHORT, RunEstimate, estimate
@@ -187,7 +187,7 @@ class RunsPage(QueryPage):
         )
         return _(
             "{measure} of {name} {loss}",
-            measure=measured(info.measure),
+            measure=measure_heading(info.measure),
             name=info.name,
             loss=loss(info.loss, info.measure),
         ), marks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from volunteer.i18n.catalogue import _
-from volunteer.text import loss, measured
+from volunteer.text import loss, measure_heading
 from volunteer.tui.text import Line, count
 from volunteer.tui.view import Curve
 from volunteer.tui.widgets.panel import Scene
@@ -93,7 +93,7 @@ class ModelPlot(Plot):
             if model and model.mine
             else ""
         )
-        measure_name = measured(measure)
+        measure_name = measure_heading(measure)
         of = "" if " " in measure_name else " " + _("of the model")  # a long name needs the room
         return f"{measure_name}{of}{value}", share
 

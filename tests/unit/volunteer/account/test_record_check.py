@@ -138,8 +138,11 @@ def test_an_honest_record_that_grows_is_never_accused(server: Coordinator, tmp_p
         assert await check.check_all() == ""
         assert book.last == 360
         assert len([*book.all()]) == 360
-        assert len(book.seen.heads) <= HEADS_MAX
-        assert (book.seen.heads[0].tree.size, book.seen.heads[-1].tree.size) == (3, 360)
+        assert len(book.signed_heads.heads) <= HEADS_MAX
+        assert (book.signed_heads.heads[0].tree.size, book.signed_heads.heads[-1].tree.size) == (
+            3,
+            360,
+        )
 
     asyncio.run(grow())
 
@@ -192,10 +195,10 @@ def test_any_rewritten_history_is_noticed(
         server.pay(more)
         said = await check.check()
         assert "rewrote its history" in said
-        assert book.seen.broken is not None
+        assert book.signed_heads.broken is not None
         for _ in range(2):
             assert "rewrote its history" in await volunteer(server, folder)[0].check_all()
-        assert volunteer(server, folder)[1].accept() is not None
+        assert volunteer(server, folder)[1].start_anew() is not None
         assert await volunteer(server, folder)[0].check_all() == ""
 
     asyncio.run(run())
@@ -208,9 +211,9 @@ def test_a_head_that_comes_late_is_no_accusation(server: Coordinator, tmp_path: 
         old = await check.present()
         server.pay(3)
         assert await check.check() == ""
-        book.heard = old
+        book.unchecked_head = old
         assert await check.check() == ""
-        assert book.seen.broken is None
+        assert book.signed_heads.broken is None
 
     asyncio.run(run())
 
@@ -225,7 +228,7 @@ def test_two_records_at_once_are_noticed_whichever_is_seen_first(
         other.entries[2] = server.receipt(server.entries[3]).entry
         check, book = volunteer(server, tmp_path / "receipts")
         assert await check.check() == ""
-        book.heard = await volunteer(other, tmp_path / "other")[0].present()
+        book.unchecked_head = await volunteer(other, tmp_path / "other")[0].present()
         assert "rewrote its history" in await check.check()
         assert contradiction([server.head(), other.head()]) != ""
         assert contradiction([server.head(), server.head()]) == ""

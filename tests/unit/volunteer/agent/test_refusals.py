@@ -145,8 +145,8 @@ def test_a_dataset_that_is_not_the_manifests_is_refused(place: Place) -> None:
 def test_the_head_in_a_manifest_is_kept_to_be_checked(place: Place) -> None:
     downloads = place.downloads()
     downloads.checked(place.manifest(1), LEASE)
-    heads = [downloads.place.store.receipts.heard]  # none by an earlier coordinator
+    heads = [downloads.place.store.receipts.unchecked_head]  # none by an earlier coordinator
     tree = TreeHead(size=3, root="ab" * 32, at=1.0)
     downloads.checked(place.manifest(2, tree=tree), LEASE)
-    heads.append(downloads.place.store.receipts.heard)
+    heads.append(downloads.place.store.receipts.unchecked_head)
     assert [head and head.tree for head in heads] == [None, tree]

@@ -21,7 +21,7 @@ from volunteer.machine.policy import (
     lift,
     rest_after,
 )
-from volunteer.settings.schedule import WEEK_MIN, Schedule, in_words, parse_schedule
+from volunteer.settings.schedule import WEEK_MIN, Schedule, parse_schedule, weekday_words
 from volunteer.settings.work_rules import WorkRules
 
 MONDAY = datetime.fromisoformat("2026-03-02")  # a Monday, 00:00
@@ -141,7 +141,7 @@ def test_outside_of_the_hours_the_end_is_told_by_day_and_clock() -> None:
     assert not ask(rules, now=at(0, "18:00")).holds
     use(choose("de"))
     try:
-        tuesday = in_words(at(1, "6:05"), NOON)
+        tuesday = weekday_words(at(1, "6:05"), NOON)
         assert (tuesday, shown(tuesday)) == ("Tue 06:05", "Di 06:05")
     finally:
         use(LanguageChoice())

@@ -25,7 +25,7 @@ from shared.protocol.base import ErrorBody
 from shared.protocol.limits import HEARTBEAT_S
 from tests.support.certificates import certificate
 from tests.support.virtual_clock import VirtualClock
-from volunteer.net.bandwidth import Limit
+from volunteer.net.bandwidth import TimeLimit
 from volunteer.net.client import ApiCall, Client
 from volunteer.net.tls import Address
 
@@ -365,10 +365,10 @@ async def test_an_answer_that_dribbles_has_its_limit() -> None:
 
 
 async def test_what_moves_gets_more_time() -> None:
-    limit = Limit(0.05)
+    limit = TimeLimit(0.05)
     async with limit.running():
         limit.moved(1 << 20)
         await asyncio.sleep(0.1)
     with pytest.raises(TimeoutError):
-        async with Limit(0.05).running():
+        async with TimeLimit(0.05).running():
             await asyncio.Event().wait()

@@ -18,8 +18,8 @@ from volunteer.agent.submitter import REFUSALS
 from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
 from volunteer.net.api import Api
 from volunteer.net.client import Client
-from volunteer.net.reply_errors import decoded, openai_error, reason, refusal
-from volunteer.net.retry import passing
+from volunteer.net.reply_errors import connection_failure, decode_reply, openai_error, refusal
+from volunteer.net.retry import is_temporary
 from volunteer.net.tls import Address
 
 
@@ -46,7 +46,7 @@ def caused(outer: Exception, inner: BaseException) -> Exception:
     ],
 )
 def test_a_cause_is_said_without_numbers(error: Exception, said: str) -> None:
-    clause = reason(error)
+    clause = connection_failure(error)
     assert said in clause
     assert "Errno" not in clause
     assert bool(clause) == bool(said)
@@ -105,7 +105,7 @@ def test_no_answer_of_a_proxy_store_or_portal_drops_work(name: str) -> None:
         error = refusal("lab", status, {}, FOREIGN[name])
         assert isinstance(error, Unreachable), (status, error)
         assert type(error) not in REFUSALS
-        assert passing(error)
+        assert is_temporary(error)
 
 
 WHOLE = {
@@ -127,10 +127,10 @@ def test_no_answer_that_was_cut_or_came_from_elsewhere_with_success_drops_work(
     kind: type[UploadInfo | SubmitReply],
 ) -> None:
     whole = msgspec.json.encode(WHOLE[kind])
-    assert decoded(whole, kind) == WHOLE[kind]
+    assert decode_reply(whole, kind) == WHOLE[kind]
     for data in (*(whole[:stop] for stop in range(len(whole))), *FOREIGN.values()):
         with pytest.raises(VolunteerError) as caught:
-            decoded(data, kind)
+            decode_reply(data, kind)
         assert type(caught.value) not in REFUSALS
 
 
@@ -139,7 +139,7 @@ def test_only_refusals_of_the_coordinator_itself_drop_work() -> None:
     for code, kind in BY_CODE.items():
         body = msgspec.json.encode({"code": code, "message": "no", "request_id": "1c"})
         error = refusal("lab", kind.status, {}, body)
-        if not passing(error) and type(error) in REFUSALS:
+        if not is_temporary(error) and type(error) in REFUSALS:
             dropped.add(code)
     assert dropped == {
         "bad_request", "cancelled", "conflict", "forbidden", "gone", "invalid_frame", "too_large",

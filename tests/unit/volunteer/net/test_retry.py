@@ -15,7 +15,7 @@ from shared.errors import (
     Unavailable,
     VolunteerError,
 )
-from volunteer.net.retry import FIRST_S, LONGEST_S, RETRY_AFTER_S_MAX, Backoff, passing
+from volunteer.net.retry import FIRST_S, LONGEST_S, RETRY_AFTER_S_MAX, Backoff, is_temporary
 
 
 def waits(failures: int, error: VolunteerError | None = None) -> list[float]:
@@ -67,5 +67,5 @@ def test_a_success_begins_the_series_anew() -> None:
 
 
 def test_what_may_pass_is_tried_again_and_nothing_else() -> None:
-    assert all(passing(kind("x")) for kind in (Unavailable, TooManyRequests, Internal))
-    assert not any(passing(kind("x")) for kind in (BadRequest, Unauthorized, VolunteerError))
+    assert all(is_temporary(kind("x")) for kind in (Unavailable, TooManyRequests, Internal))
+    assert not any(is_temporary(kind("x")) for kind in (BadRequest, Unauthorized, VolunteerError))

@@ -305,5 +305,5 @@ async def test_what_is_public_comes_from_the_hub_and_else_from_the_coordinator(
 async def test_another_server_is_asked_by_https_alone(tmp_path: Path) -> None:
     client = Client(Address(url="http://127.0.0.1:1"), clock=VirtualClock(), transport=Store())
     with pytest.raises(errors.Unreachable, match="is not encrypted"):
-        async with client.elsewhere("http://192.0.2.1/model", {}):
+        async with client.get_elsewhere("http://192.0.2.1/model", {}):
             pass

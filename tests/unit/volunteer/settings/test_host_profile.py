@@ -56,4 +56,4 @@ def test_the_name_of_the_machine_is_no_part_of_its_account(
     monkeypatch.setattr(socket, "gethostname", lambda: "dhcp-17-203")
     found = config.directories(environ)
     assert (found.profile, found.cache) == (first.profile, first.cache)
-    assert (first.before, found.before) == ("", "ada-laptop")
+    assert (first.former_host, found.former_host) == ("", "ada-laptop")

@@ -113,7 +113,7 @@ def test_what_is_in_use_stays_below_the_limit(tmp_path: Path) -> None:
         with pytest.raises(StorageFull, match=sentence):
             cache.partial(named(b"b"), 150 << 20)
         with pytest.raises(StorageFull, match=sentence):
-            cache.building(150 << 20)
+            cache.scratch_file(150 << 20)
         cache.partial(named(b"c"), 100 << 20).close()
     cache.partial(named(b"b"), 150 << 20).close()
     assert not path.exists()  # nothing used it any more

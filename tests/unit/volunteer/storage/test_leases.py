@@ -62,7 +62,7 @@ def test_a_claim_keeps_its_id_until_it_brings_a_lease(tmp_path: Path) -> None:
     leases = Leases(tmp_path)  # the reply was lost with the process
     assert leases.claim_id("cuda:0") == first
     assert leases.claim_id("cuda:1") != first
-    leases.claimed(held(5, first, "cuda:0"))
+    leases.keep_claimed(held(5, first, "cuda:0"))
     assert leases.claim_id("cuda:0") != first
 
 
@@ -71,7 +71,7 @@ def test_a_claim_answered_just_before_the_end_is_not_made_again(tmp_path: Path) 
     claim_id = leases.claim_id("cpu")
     leases.keep(held(5, claim_id))  # and the process died before the claim was forgotten
     again = Leases(tmp_path)
-    again.forget_answered(again.stored())
+    again.forget_answered_claims(again.stored())
     assert again.claim_id("cpu") != claim_id
 
 

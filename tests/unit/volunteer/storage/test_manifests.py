@@ -11,14 +11,16 @@ from shared.errors import InvalidFrame
 from shared.proofs.signing import SigningKey
 from shared.protocol.transparency import SignedReceipt
 from shared.protocol.versions import SignedManifest
-from volunteer.storage.manifests import checked
+from volunteer.storage.manifests import verified_manifest
 from volunteer.storage.receipts import read_receipt
 
 
 @pytest.mark.parametrize(
     "read",
     [
-        lambda payload, made, key: checked(SignedManifest(payload=payload, signature=made), key),
+        lambda payload, made, key: verified_manifest(
+            SignedManifest(payload=payload, signature=made), key
+        ),
         lambda payload, made, key: read_receipt(
             SignedReceipt(payload=payload, signature=made), key
         ),
