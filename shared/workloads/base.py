@@ -204,8 +204,9 @@ class Work(Protocol):
 
     def halve(self) -> int:
         """Use less memory after out-of-memory, with the same result except for rounding: halve the
-        micro-batch and accumulate gradients, or compute again what was kept. Return the new
-        micro-batch; raise MemoryError when nothing more can be saved. The running step starts over.
+        micro-batch and accumulate gradients, or compute again what was kept, or keep the state in
+        the memory of the host. Return the new micro-batch; raise MemoryError when nothing more can
+        be saved. The running step starts over.
         """
 
     def snapshot(self) -> dict[str, torch.Tensor]:

@@ -38,6 +38,11 @@ def release(device: str) -> None:
         torch.mps.empty_cache()
 
 
+def has_own_memory(device: str) -> bool:
+    """Return True for a device whose memory is not that of the host."""
+    return device not in ("cpu", "mps")
+
+
 def has_bfloat16(device: str) -> bool:
     """Return whether a device computes in bfloat16 faster than in float32."""
     kind = torch.device(device).type

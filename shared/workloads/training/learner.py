@@ -107,6 +107,11 @@ class Learner:
         self._base = {name: value.to(device) for name, value in self._base.items()}
         self._sums = {name: value.to(device) for name, value in self._sums.items()}
 
+    def compute_on(self, device: str) -> None:
+        """Compute products of the optimiser on `device`, from state on the host."""
+        if self._inner:
+            self._inner.card = device
+
     def _own(self) -> dict[str, Tensor]:
         tensors = {f"weights/{name}": value.data for name, value in self._parameters.items()}
         tensors |= {f"base/{name}": value for name, value in self._base.items()}

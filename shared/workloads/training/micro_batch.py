@@ -46,6 +46,17 @@ class Listening(Protocol):
 
 
 @runtime_checkable
+class Streamable(Protocol):
+    """Work that can compute on a device whose memory does not hold its state."""
+
+    def stream(self, device: str) -> bool:
+        """Compute on `device` from now on, with weights, gradients and the optimiser's state in the
+        memory of the host: a block's weights are copied to the device while it computes. Return
+        False, with nothing changed, if the model cannot recompute its blocks.
+        """
+
+
+@runtime_checkable
 class Rankable(Protocol):
     """Work whose steps further devices can share."""
 

@@ -67,6 +67,7 @@ class InnerOptimizer:
         self._parameters = dict(parameters)
         self._train = train
         self.steps = 0
+        self.card = ""  # device for products of matrices; "" = that of the state
         self._fused = next(iter(self._parameters.values())).device.type in _FUSED
         self._groups = _groups(self._parameters, train)
         self._states: dict[str, dict[str, Tensor]] = {}
@@ -94,10 +95,7 @@ class InnerOptimizer:
         values: list[Tensor] = [self._parameters[name] for name in moved]
         grads = [value.grad for value in values if value.grad is not None]
         if group.rule == "muon":
-            narrow = self._train.precision == "bfloat16"
-            changes = self._orthogonal_steps(
-                moved, grads, narrow=narrow and all(value.device.type != "cpu" for value in values)
-            )
+            changes = self._orthogonal_steps(moved, grads)
             _move(values, changes, rate, group.weight_decay)
         elif group.rule == "rows":
             momenta = self._held(moved, "momentum_buffer")
@@ -136,11 +134,12 @@ class InnerOptimizer:
                 maximize=False,
             )
 
-    def _orthogonal_steps(
-        self, names: Sequence[str], grads: Sequence[Tensor], *, narrow: bool
-    ) -> list[Tensor]:
+    def _orthogonal_steps(self, names: Sequence[str], grads: Sequence[Tensor]) -> list[Tensor]:
         """Return Muon's steps for the gradients of matrices."""
-        changes = muon(grads, self._held(names, "momentum_buffer"), narrow=narrow)
+        momenta = self._held(names, "momentum_buffer")
+        kind = torch.device(self.card or grads[0].device).type
+        narrow = self._train.precision == "bfloat16" and kind != "cpu"
+        changes = muon(grads, momenta, narrow=narrow, card=self.card)
         squares = self._held(names, "row_squares")
         weight = 1.0 - _ROW_DECAY ** (self.steps + 1)
         return [
@@ -219,9 +218,11 @@ def _move(
         value.add_(change, alpha=-rate)
 
 
-def muon(grads: Sequence[Tensor], momenta: Sequence[Tensor], *, narrow: bool) -> list[Tensor]:
+def muon(
+    grads: Sequence[Tensor], momenta: Sequence[Tensor], *, narrow: bool, card: str = ""
+) -> list[Tensor]:
     """Return steps of rate 1 for the gradients of matrices, with Nesterov momentum, and update the
-    momenta. Matrices of one shape are orthogonalised together.
+    momenta. Matrices of one shape are orthogonalised together, or each alone on a `card`.
 
     Computes in float32 unless `narrow`, unlike torch's own Muon: bfloat16 leaves the directions of
     small singular values undetermined, a hundredth of the update, and two machines would differ.
@@ -231,12 +232,14 @@ def muon(grads: Sequence[Tensor], momenta: Sequence[Tensor], *, narrow: bool) ->
         momentum.lerp_(grad, 1.0 - _MUON_MOMENTUM)
         by_shape.setdefault(tuple(grad.shape), []).append(index)
     changes = [*grads]
-    for shape, indices in by_shape.items():
+    stacks = [[index] for index in range(len(grads))] if card else by_shape.values()
+    for indices in stacks:
         moves = [grads[index].lerp(momenta[index], _MUON_MOMENTUM) for index in indices]
-        stacked = torch.stack(moves)  # (n, A, B)
+        stacked = torch.stack(moves).to(card or None)  # (n, A, B)
         turned = orthogonal(stacked.bfloat16() if narrow else stacked)
         for index, change in zip(indices, turned, strict=True):
-            changes[index] = change.float() * (_RMS * max(shape) ** 0.5)
+            step = change.float() * (_RMS * max(change.shape) ** 0.5)
+            changes[index] = step.to(grads[index].device)
     return changes
 
 

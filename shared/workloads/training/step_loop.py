@@ -21,10 +21,16 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Job, Progress, Result, Weights
-from shared.workloads.training.device_differences import autocast, release, to_host
+from shared.workloads.training.device_differences import (
+    autocast,
+    has_own_memory,
+    release,
+    to_host,
+)
 from shared.workloads.training.learner import Learner
 from shared.workloads.training.micro_batch import MicroBatchPace
 from shared.workloads.training.ranks import Begin, Part, RankLost, Ranks, broadcast, hand_over
+from shared.workloads.training.streamed_weights import move, stream
 
 _READ_S = 0.2
 _COUNTERS = "counters"
@@ -68,10 +74,12 @@ class StepWork(ABC):
         self.model = model.train()
         self.device = device
         self._samples = samples
+        self._flops = flops
         self._autocast = autocast(job.train.precision, device)
         self._pace = MicroBatchPace(min(job.batch_size, samples), flops, device)
         self._lookout: Lookout | None = None
         self._spares = False  # recomputes blocks in the backward pass
+        self._streams = False  # copies weights to the device while they are used
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._learner = Learner(trainable, job)
         self._look: Callable[[], None] = _nothing
@@ -103,15 +111,34 @@ class StepWork(ABC):
         """Begin with the micro-batch size of earlier work; see `Paced`."""
         self._pace.begin_with(micro_batch, most=most, room=room)
 
+    def stream(self, device: str) -> bool:
+        """Compute on `device` with all state in the memory of the host; see `Streamable`."""
+        if self._streams or not (self._spares or self._spare()):
+            return False
+        self._start_over()
+        self._move("cpu")
+        release(self.device)
+        self.device, self._streams = device, True
+        self._lookout = Lookout(self._look, self.model.parameters(), device)
+        stream(self.model, device, self._lookout.check)
+        self._learner.compute_on(device)
+        self._autocast = autocast(self.job.train.precision, device)
+        # Each micro-batch copies all weights, so the largest that fits is looked for.
+        self._pace = MicroBatchPace(min(self.job.batch_size, self._samples), self._flops, device)
+        self._move(device)
+        return True
+
     def listen(self, look: Callable[[], None]) -> None:
         """Check for pauses within micro-batches; see `Listening`. Micro-batches on a GPU are short
-        enough without checks.
+        enough without checks, unless weights are copied for each.
         """
         # A weak reference: a cycle would keep models and states of finished tasks until a garbage
         # collection.
         self._look = partial(_held, weakref.ref(self), look)
-        if self.device == "cpu":
-            self._lookout = Lookout(self._look, self.model.parameters())
+        if self._lookout is not None:
+            self._lookout.look = self._look
+        elif self.device == "cpu":
+            self._lookout = Lookout(self._look, self.model.parameters(), self.device)
 
     def spread(self, ranks: Ranks, begin: Begin) -> None:
         """Compute each step with further ranks, which begin the same task by `begin`."""
@@ -237,14 +264,13 @@ class StepWork(ABC):
 
     def halve(self) -> int:
         try:
-            micro = self._pace.halve()
+            self._pace.halve()
         except MemoryError:
-            if not self._spare():
+            if not (self._spare() or (has_own_memory(self.device) and self.stream(self.device))):
                 raise
-            micro = 1
         self._start_over()
         release(self.device)
-        return micro
+        return self._pace.micro
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return weights, optimiser, sums and counters. Raises RuntimeError within a step."""
@@ -308,7 +334,8 @@ class StepWork(ABC):
         Return loss and figures of the finished step; empty within a step or when they were not
         read.
         """
-        if self.device != "cpu" and not self.done and began - self._read_at < _READ_S:
+        waits = self.device == "cpu" or self._lookout is not None
+        if not waits and not self.done and began - self._read_at < _READ_S:
             self._busy_s += perf_counter() - began
             return []
         values: list[float] = (self._figures[self._step - 1] if ended else self._now).tolist()
@@ -329,13 +356,9 @@ class StepWork(ABC):
             )
 
     def _move(self, device: str) -> None:
-        self._learner.move(device)
-        for frozen in self.model.parameters():
-            if not frozen.requires_grad:
-                frozen.data = frozen.data.to(device)
-        for part in self.model.modules():
-            for name, table in part.named_buffers(recurse=False):
-                setattr(part, name, table.to(device))
+        weights = "cpu" if self._streams else device
+        self._learner.move(weights)
+        move(self.model, weights=weights, tables=device)
         self._now = self._now.to(device)
         self._figures = self._figures.to(device)
 
@@ -361,12 +384,15 @@ def _told(means: list[float]) -> float | None:
 
 
 class Lookout:
-    """Context manager for a micro-batch on the CPU: it checks for pauses, and counts the bytes kept
-    for the backward pass.
+    """Context manager for a micro-batch: it checks for pauses, and counts the bytes kept for the
+    backward pass.
     """
 
-    def __init__(self, look: Callable[[], None], parameters: Iterable[nn.Parameter]) -> None:
-        self._look = look
+    def __init__(
+        self, look: Callable[[], None], parameters: Iterable[nn.Parameter], device: str
+    ) -> None:
+        self.look = look
+        self._kind = torch.device(device).type
         self._parameters = {_place(value) for value in parameters}
         self._kept: set[int] = set()
         self._at = self._looked_at = 0.0
@@ -377,7 +403,7 @@ class Lookout:
         self._kept = set(self._parameters)
         self.longest_s, self.kept_bytes = 0.0, 0
         self._at = self._looked_at = perf_counter()
-        self._hooks = saved_tensors_hooks(self._keep, self._up)
+        self._hooks = saved_tensors_hooks(self._keep, self.check)
         self._hooks.__enter__()
 
     def __exit__(self, *raised: object) -> None:
@@ -391,15 +417,16 @@ class Lookout:
         if place not in self._kept:
             self._kept.add(place)
             self.kept_bytes += value.untyped_storage().nbytes()
-        return self._up(value)
+        return self.check(value)
 
-    def _up(self, value: Tensor) -> Tensor:
+    def check(self, value: Tensor) -> Tensor:
+        """Check for a pause, if the last check was a while ago; return the value."""
         now = perf_counter()
         self.longest_s = max(self.longest_s, now - self._at)
         self._at = now
         if now - self._looked_at >= _EVERY_S:
-            with torch.autocast("cpu", enabled=False):
-                self._look()
+            with torch.autocast(self._kind, enabled=False):
+                self.look()
             self._at = self._looked_at = perf_counter()
         return value
 

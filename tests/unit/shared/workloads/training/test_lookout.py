@@ -94,7 +94,7 @@ def test_a_look_may_compute(data: tiny_gpt.Folder, monkeypatch: pytest.MonkeyPat
 
 def test_bytes_that_a_micro_batch_keeps_are_counted_once_and_without_weights() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
-    watched = Lookout(lambda: None, model.parameters())
+    watched = Lookout(lambda: None, model.parameters(), "cpu")
     given = torch.ones(3, 4)
     with watched:
         torch.autograd.backward(model(given).sum())
