@@ -217,7 +217,7 @@ def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
     """Answer calls until the server closes the pipe, or has died."""
     step_back(NICENESS, EXPENDABLE)
     Thread(target=_end_with_the_server, daemon=True).start()
-    with gc_freeze.spared():
+    with gc_freeze.long_lived():
         _limit_threads(torch_threads)
     with contextlib.suppress(EOFError, OSError):
         while True:

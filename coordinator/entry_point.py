@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from shared.programs.interrupts import end_quietly
+from shared.programs.interrupts import exit_on_interrupt
 
 
 def main() -> None:
     """Run the command line, and end the process with its exit code; after Ctrl-C at once, without
     the threads that still build a dataset.
     """
-    end_quietly()
+    exit_on_interrupt()
     from coordinator.cli.main import INTERRUPTED
     from coordinator.cli.main import main as command_line
 
@@ -22,4 +22,4 @@ def main() -> None:
             os._exit(INTERRUPTED)
         raise
     finally:
-        end_quietly()
+        exit_on_interrupt()

@@ -1,4 +1,4 @@
-"""Time as a parameter: the system's clock, or a given one."""
+"""Clocks that services take as a parameter: the system's, the coordinator's, or a test's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ class Clock(Protocol):
 
 
 def machine_time(clock: Clock) -> float:
-    """Return the machine's own time, without the shift to the database's clock."""
+    """Return the time of the machine's own clock, in UTC epoch seconds, without the shift to the
+    database's clock. Times of files are compared with it.
+    """
     return clock.now() - getattr(clock, "offset_s", 0.0)
 
 

@@ -18,7 +18,7 @@ import msgspec
 
 from shared.errors import InvalidRunFile
 from shared.nearest import nearest
-from shared.sentences import Sentence, figure, heard, of, plural
+from shared.sentences import Sentence, decode_sentence, figure, plural, sentence_of
 
 T = TypeVar("T")
 # Errors of decoding bytes that are not JSON of the type, not UTF-8, or nested too deep.
@@ -26,7 +26,7 @@ MALFORMED = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 _WHERE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 
-_KINDS = {  # msgspec's names of types, and the names for people
+_KINDS = {  # msgspec's name of a type -> its name for people
     "int": Sentence("a whole number"),
     "float": Sentence("a number"),
     "bool": Sentence("true or false"),
@@ -50,7 +50,7 @@ _BOUNDS: dict[str, Callable[[Sentence, Sentence], Sentence]] = {
     "<": lambda kind, bound: Sentence("{kind} below {bound}", kind=kind, bound=bound),
 }
 
-_describing = threading.Lock()
+_decoders_lock = threading.Lock()
 _decoders: dict[object, msgspec.json.Decoder[Any]] = {}
 
 
@@ -62,8 +62,8 @@ def decoder(kind: object) -> msgspec.json.Decoder[Any]:
     """Return the JSON decoder of a type, which any thread may use."""
     json_decoder = _decoders.get(kind)
     if json_decoder is None:
-        with _describing:
-            json_decoder = _decoders[kind] = msgspec.json.Decoder(kind, dec_hook=heard)
+        with _decoders_lock:
+            json_decoder = _decoders[kind] = msgspec.json.Decoder(kind, dec_hook=decode_sentence)
     return json_decoder
 
 
@@ -87,18 +87,18 @@ def convert(value: object, kind: object, *, strict: bool = True) -> object:
     msgspec.ValidationError.
     """
     decoder(kind)
-    return msgspec.convert(value, kind, strict=strict, dec_hook=heard)
+    return msgspec.convert(value, kind, strict=strict, dec_hook=decode_sentence)
 
 
 def complaint(error: msgspec.ValidationError, table: str, kind: object = None) -> str:
     """Return msgspec's error for people: "Expected `int` >= 1 - at `$.quorum`" becomes "[plan]
     quorum: expected a whole number of at least 1". If `kind` is given, valid choices are listed.
     """
-    key, problem = _parted(error, kind)
+    key, problem = _key_and_problem(error, kind)
     return f"{table} {key}: {problem[:1].lower()}{problem[1:]}" if key else f"{table}: {problem}"
 
 
-def decoded_line(line: bytes, kind: type[T], place: str) -> T:
+def decode_line(line: bytes, kind: type[T], place: str) -> T:
     """Decode a line of an organiser's file. Raises InvalidRunFile, which names the place."""
     try:
         return decoder(kind).decode(line)
@@ -109,28 +109,30 @@ def decoded_line(line: bytes, kind: type[T], place: str) -> T:
         raise InvalidRunFile(f"{place}: {reason}") from error
 
 
-def _parted(error: msgspec.ValidationError, kind: object) -> tuple[str, str]:
+def _key_and_problem(error: msgspec.ValidationError, kind: object) -> tuple[str, str]:
     """Return the wrong key, if the error names one, and the sentence about it."""
     match = _WHERE.fullmatch(str(error))
     problem, key = (match[1], match[2] or "") if match else (str(error), "")
-    right = choices(kind, key) if kind is not None and _CHOICE.fullmatch(problem) else ()
-    return key, in_words(problem, right).replace("`", "")
+    valid = choices(kind, key) if kind is not None and _CHOICE.fullmatch(problem) else ()
+    return key, in_words(problem, valid).replace("`", "")
 
 
 def choices(kind: object, key: str) -> tuple[str, ...]:
-    """Return the valid texts of a value, if they are limited; `key` is its place in `kind`."""
+    """Return the valid texts of the value at `key` (such as "tasks[0].kind") of a type; () if any
+    text is valid.
+    """
     # imported late, since it takes 13 ms and only errors need it
     from msgspec.inspect import type_info
 
     infos: list[object] = [type_info(kind)]
     for name in ("", *re.findall(r"\[[^\]]*\]|[^.\[\]]+", key)):
-        inner = [part for one in infos for part in _inside(one, name)] if name else infos
-        bare = [getattr(part, "type", part) for part in inner]  # the part without its bounds
-        infos = [one for part in bare for one in getattr(part, "types", (part,))]
-    return tuple(str(v) for one in infos for v in getattr(one, "values", ()))
+        inner = [part for info in infos for part in _inner_types(info, name)] if name else infos
+        bare = [getattr(part, "type", part) for part in inner]  # types without their bounds
+        infos = [member for part in bare for member in getattr(part, "types", (part,))]
+    return tuple(str(value) for info in infos for value in getattr(info, "values", ()))
 
 
-def _inside(kind: object, name: str) -> Iterator[object]:
+def _inner_types(kind: object, name: str) -> Iterator[object]:
     """Yield the type of a struct's field, or of the items `[...]` of a list or table."""
     for field in getattr(kind, "fields", ()):
         if field.encode_name == name:
@@ -140,11 +142,11 @@ def _inside(kind: object, name: str) -> Iterator[object]:
             yield getattr(kind, part)
 
 
-def in_words(problem: str, right: Sequence[str] = ()) -> Sentence:
-    """Return msgspec's expectation in plain words; `right` are the only valid texts, if any."""
+def in_words(problem: str, valid: Sequence[str] = ()) -> Sentence:
+    """Return msgspec's expectation in plain words; `valid` are the only valid texts, if any."""
     wrong = _CHOICE.fullmatch(problem)
     if wrong is not None:
-        return _no_choice(wrong[1], right)
+        return _no_choice(wrong[1], valid)
     if field := _FIELD.fullmatch(problem):
         if field[1] == "missing required":
             return Sentence('"{name}" is missing', name=field[2])
@@ -153,7 +155,7 @@ def in_words(problem: str, right: Sequence[str] = ()) -> Sentence:
         return Sentence("expected a text of the form {pattern}", pattern=form[1])
     match = _EXPECTED.fullmatch(problem)
     if match is None:
-        return of(problem.replace("Expected ", "expected ", 1))
+        return sentence_of(problem.replace("Expected ", "expected ", 1))
     kinds, length, sign, bound, actual = match.groups()
     sentence = _kind(kinds)
     if length:
@@ -169,7 +171,9 @@ def in_words(problem: str, right: Sequence[str] = ()) -> Sentence:
 
 def _kind(kinds: str) -> Sentence:
     """Return msgspec's types in plain words: `int | null` is "a whole number"."""
-    sentences = [_KINDS.get(kind, of(kind)) for kind in kinds.split(" | ") if kind != "null"]
+    sentences = [
+        _KINDS.get(kind, sentence_of(kind)) for kind in kinds.split(" | ") if kind != "null"
+    ]
     whole, *more = sentences or [_KINDS["null"]]
     for other in more:
         whole = Sentence("{kind} or {other}", kind=whole, other=other)
@@ -190,12 +194,12 @@ def _of_length(kinds: str, sign: str, bound: int) -> Sentence:
     return plural("at least {n} entry", "at least {n} entries", bound)
 
 
-def _no_choice(wrong: str, right: Sequence[str]) -> Sentence:
-    """Return the sentence about an invalid text and its nearest valid one."""
-    if not right:
+def _no_choice(wrong: str, valid: Sequence[str]) -> Sentence:
+    """Return the sentence about an invalid text, with the nearest of the `valid` texts."""
+    if not valid:
         return Sentence("'{value}' is not one of its values", value=wrong)
-    names = ", ".join(f'"{one}"' for one in right)
-    near = nearest(wrong, right)
+    names = ", ".join(f'"{text}"' for text in valid)
+    near = nearest(wrong, valid)
     if not near:
         return Sentence("'{value}' is not one of {known}", value=wrong, known=names)
     return Sentence(

@@ -1,31 +1,31 @@
 """Every error that people or machines may see, as one tree.
 
     VolunteerError
-    ├── BadRequest                 400  what was sent makes no sense
+    ├── BadRequest                 400  the request makes no sense
     │   ├── InvalidFrame           422  a tensor file is not what its manifest says
     │   ├── InvalidRunFile         422  a run file (or dataset, or setting) is wrong
     │   │   └── InvalidPlan        422  the plan cannot work
     │   └── InvalidName            422  a nickname or name is not acceptable
-    ├── Unauthorized               401  who are you
+    ├── Unauthorized               401  the credentials are missing or wrong
     │   └── BadSignature           401  the signature does not fit
-    ├── Forbidden                  403  known, but not allowed
+    ├── Forbidden                  403  the caller is known, but may not do this
     │   ├── Banned                 403  the organiser has banned this volunteer
     │   └── InvalidCode            403  the code of a join link admits nobody
-    ├── NotFound                   404  no such thing, or not yours
-    │   └── UnknownTask            404  no such task or upload of yours: its work is dropped
+    ├── NotFound                   404  the thing does not exist, or belongs to somebody else
+    │   └── UnknownTask            404  the caller has no such task or upload, and drops its work
     ├── Conflict                   409  the same key was used for something else
     │   └── OffsetMismatch         409  an upload must go on where the server says
     ├── Gone                       410  somebody else holds this task now
     │   └── Cancelled              410  the task was cancelled
     ├── TooLarge                   413  more bytes than granted
-    ├── UpgradeRequired            426  this version is too old
-    ├── TooManyRequests            429  slow down
+    ├── UpgradeRequired            426  the caller's version is too old
+    ├── TooManyRequests            429  the caller must slow down
     │   └── InsufficientQuota      429  not enough credit for this
-    ├── Internal                   500  our fault
+    ├── Internal                   500  the coordinator failed
     ├── Unavailable                503  try again later
-    │   ├── Unreachable            503  nobody answered (made on the client)
+    │   ├── Unreachable            503  no server answered (made on the client, never sent)
     │   └── StorageFull            507  no space left
-    └── Configuration              78   local settings or directories are wrong (never sent)
+    └── Configuration                   local settings or directories are wrong (never sent)
 
 The docstring of a class is its default message. `code` is the stable wire code; `status` the HTTP
 status; `exit_code` what a command ends with. `retry_after_s` tells a client when to come back.
@@ -202,7 +202,7 @@ class Configuration(VolunteerError):
 
 
 def why(error: Exception) -> str:
-    """Return the cause of a file's or connection's failure in plain words, to end a sentence."""
+    """Return the cause of a failed file or connection in plain words, as the end of a sentence."""
     from ssl import SSLError
 
     from shared.sentences import Sentence
@@ -224,8 +224,8 @@ def why(error: Exception) -> str:
         errno.EROFS: Sentence("read-only file system"),
         errno.ETIMEDOUT: Sentence("connection timed out"),
     }
-    counts = not isinstance(error, SSLError)  # TLS has numbers of its own
-    if isinstance(error, OSError) and counts and error.errno in reasons:
+    is_tls = isinstance(error, SSLError)  # TLS errors have numbers of their own
+    if isinstance(error, OSError) and not is_tls and error.errno in reasons:
         return reasons[error.errno]
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return text[:1].lower() + text[1:]
@@ -247,9 +247,10 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
     )
 
 
-def of_system(error: OSError | UnicodeEncodeError) -> tuple[str, int]:
-    """Return the sentence and the exit code for an error of the operating system: a full disk may
-    have room later, a read-only one needs its owner.
+def system_error(error: OSError | UnicodeEncodeError) -> tuple[str, int]:
+    """Return the sentence and the exit code of a command for an error of the operating system.
+
+    A full disk is worth another try (75); a read-only or forbidden one needs its owner (78).
     """
     from shared.sentences import Sentence
     from shared.text import escaped
@@ -276,23 +277,24 @@ def _tree(root: type[VolunteerError]) -> dict[str, type[VolunteerError]]:
 
 BY_CODE: dict[str, type[VolunteerError]] = _tree(VolunteerError)
 
-
-# Errors that are about the machine on which they are raised: from the other side they mean nothing.
+# Errors about the machine on which they are raised; no coordinator sends them.
 LOCAL = (Configuration, Unreachable)
 
 
-def of_code(code: str, message: str) -> VolunteerError:
-    """Return the error for a code from another program of this machine; a plain one if unknown."""
+def error_of_code(code: str, message: str) -> VolunteerError:
+    """Return the error for a code from another program of this machine; `VolunteerError` for an
+    unknown code.
+    """
     return BY_CODE.get(code, VolunteerError)(message)
 
 
 def from_wire(
     code: str, message: str, retry_after_s: float | None = None, *, status: int = 0
 ) -> VolunteerError:
-    """Return the error that a coordinator meant.
+    """Return the error for the code in a coordinator's reply.
 
-    An unknown code becomes a plain `VolunteerError`, and so does one that is local and never sent;
-    with a status from 500 on both become `Internal`, which is retried.
+    An unknown code, and one of the `LOCAL` errors, becomes `VolunteerError`, or with a status of
+    500 or more `Internal`, which the client retries.
     """
     kind = BY_CODE.get(code, VolunteerError)
     if kind in (*LOCAL, VolunteerError):

@@ -7,37 +7,38 @@ from collections.abc import Iterable
 from shared.sentences import Sentence
 from shared.text import SHOWN_CHARS_MAX
 
-ALIKE = 0.7  # least share of letters in common, in the same order, of two similar names
-SLIP_LETTERS = 2  # largest difference in length of two similar names
-LISTED_MAX = 16  # most names that are all listed
-CLOSE = 4  # names that are listed of more
-BEGUN_LETTERS = 3  # shortest beginning of a name that is completed
+SIMILARITY_MIN = 0.7  # least share of letters in common, in the same order, of similar names
+LENGTH_DIFFERENCE_MAX = 2  # largest difference in length of similar names, in letters
+LISTED_MAX = 16  # most names that a hint lists in full
+NEAREST_LISTED = 4  # names that a hint lists when there are more than LISTED_MAX
+PREFIX_LETTERS_MIN = 3  # shortest beginning of a name that is completed
 
 
 def nearest(word: object, choices: Iterable[str]) -> str:
-    """Return the known name that a word nearly spells, or begins; "" without one."""
+    """Return the known name that a word nearly spells or begins; "" if there is none."""
     # imported late, since it takes 9 ms and only errors need it
     from difflib import get_close_matches
 
     meant = str(word)[:SHOWN_CHARS_MAX].lower()
     names = {name.lower(): name for name in choices}
-    similar = [name for name in names if abs(len(name) - len(meant)) <= SLIP_LETTERS]
-    names_near = get_close_matches(meant, similar, n=1, cutoff=ALIKE)
+    similar = [name for name in names if abs(len(name) - len(meant)) <= LENGTH_DIFFERENCE_MAX]
+    names_near = get_close_matches(meant, similar, n=1, cutoff=SIMILARITY_MIN)
     if not names_near:
         names_near = [name for name in names if sorted(name) == sorted(meant)]  # letters swapped
-    if not names_near and len(meant) >= BEGUN_LETTERS:
+    if not names_near and len(meant) >= PREFIX_LETTERS_MIN:
         names_near = [name for name in names if name.startswith(meant)]
     return names[names_near[0]] if names_near else ""
 
 
 def hint(word: object, choices: Iterable[str]) -> Sentence:
-    """Return the nearest known name as a question, or all names."""
+    """Return the nearest known name as a question; if none is near, all names or the nearest."""
     names = list(choices)
     if near := nearest(word, names):
         return Sentence('did you mean "{name}"?', name=near)
     if len(names) > LISTED_MAX:
         from difflib import get_close_matches
 
-        close = get_close_matches(str(word)[:SHOWN_CHARS_MAX].lower(), names, CLOSE, cutoff=0.0)
+        text = str(word)[:SHOWN_CHARS_MAX].lower()
+        close = get_close_matches(text, names, NEAREST_LISTED, cutoff=0.0)
         return Sentence("the nearest of {count}: {names}", count=len(names), names=", ".join(close))
     return Sentence("known: {names}", names=", ".join(names) or Sentence("none"))

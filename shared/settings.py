@@ -33,12 +33,12 @@ from shared.text import escaped
 S = TypeVar("S", bound=msgspec.Struct)
 
 FLAG, ENVIRONMENT = "flag", "environment"  # sources besides a file and "default"
-_PLACES = {
+_PLACES = {  # a source, as messages name it
     FLAG: Sentence("the command line"),
     ENVIRONMENT: Sentence("the environment"),
     "settings": Sentence("settings"),
 }
-_OF_SERVICE = re.compile(r"_(SERVICE_(HOST|PORT)|PORT_\d+_)")
+_OF_SERVICE = re.compile(r"_(SERVICE_(HOST|PORT)|PORT_\d+_)")  # variables that Kubernetes sets
 _NAMES = {tuple: "list of names", dict: "table"}
 
 
@@ -69,7 +69,9 @@ class SettingsTable(Generic[S]):
     """Settings of a program, by name: reading, checks and descriptions."""
 
     def __init__(self, kind: type[S], prefix: str, foreign: Collection[str] = ()) -> None:
-        """Describe a settings struct. Variables begin with `prefix`; `foreign` ones are ignored."""
+        """Describe a settings struct. Its environment variables begin with `prefix`; the variables
+        named in `foreign` belong to others and are ignored.
+        """
         self._kind = kind
         self._prefix = prefix
         self._foreign = foreign
@@ -115,7 +117,8 @@ class SettingsTable(Generic[S]):
     def load(
         self, flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None
     ) -> tuple[S, dict[str, str]]:
-        """Return the settings in force and the source of each; flags that are None do not count.
+        """Return the settings in force, and the source of each: "default", "environment", "flag" or
+        the name of `file`. A flag that is None is not set.
 
         Raises BadRequest for a wrong flag, Configuration for a wrong file, variable or value.
         """
@@ -134,7 +137,8 @@ class SettingsTable(Generic[S]):
     def check(
         self, values: Mapping[str, object], where: str, *, strict: bool = True
     ) -> dict[str, object]:
-        """Return the values with their right types; without `strict` texts are converted.
+        """Return the values, converted to the types of their settings; only without `strict` is a
+        text converted to a number or a list.
 
         Raises BadRequest for a wrong flag, Configuration for another wrong value. The error has the
         nearest known name, or says what a value must be.
@@ -179,8 +183,8 @@ class SettingsTable(Generic[S]):
         return values
 
     def ignored(self, environ: Mapping[str, str]) -> list[str]:
-        """Return the variables under our prefix that are no settings and that no orchestrator
-        makes of a service.
+        """Return the variables with our prefix that name no setting; variables that an orchestrator
+        sets for a service are left out.
         """
         return sorted(
             variable
@@ -209,8 +213,8 @@ class SettingsTable(Generic[S]):
         return convert(table, self._kind, strict=strict)
 
     def _complaint(self, place: str, error: msgspec.ValidationError, *, typed: bool) -> Sentence:
-        """Return the sentence about a setting's wrong value. A `typed` value is a text, so the
-        sentence does not mention its type.
+        """Return the sentence about a setting's wrong value. A `typed` value comes from a command
+        line or the environment: it is always a text, so the sentence does not mention its type.
         """
         problem, _, inside = str(error).partition(" - at `$")
         problem = problem.removesuffix(", got `str`") if typed else problem
@@ -220,8 +224,8 @@ class SettingsTable(Generic[S]):
         if not name:  # a rule over several settings
             reason = error.__cause__.args[0] if error.__cause__ is not None else problem
             return Sentence("{place}: {problem}", place=place, problem=reason)
-        right = choices(self._kind, path) if "enum value" in problem else ()
-        reason = in_words(problem, right)
+        valid = choices(self._kind, path) if "enum value" in problem else ()
+        reason = in_words(problem, valid)
         return Sentence(
             '{place}: setting "{name}": {problem}', place=place, name=name, problem=reason
         )
@@ -265,7 +269,7 @@ def read_table(
     """Return a table as a struct. Raises `error` for an unknown key (with the nearest known one), a
     wrong type, a value out of bounds, or a failed check of the struct.
     """
-    check_values(raw, where, error)  # first: the other checks follow tables into each other
+    check_values(raw, where, error)  # first, since it limits the depth that the others walk down
     _check_names(raw, kind, where, error)
     try:
         return convert(dict(raw), kind)

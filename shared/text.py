@@ -1,7 +1,7 @@
 """Numbers and foreign text for people: sizes, credits, durations, table cells.
 
-The command lines, listings and screens of both programs use this module. No library of a user
-interface is needed: the width of a text comes from the Unicode tables of the standard library.
+The command lines, listings and screens of both programs use this module. The width of a text comes
+from the Unicode tables of the standard library.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from json import dumps
 from typing import TYPE_CHECKING
 
-from shared.sentences import Sentence, of
+from shared.sentences import Sentence, sentence_of
 
 if TYPE_CHECKING:
     from shared.workloads.declaration import Measure
@@ -20,10 +20,10 @@ TEXT_CHARS_MAX = 2000
 SHOWN_CHARS_MAX = 60
 MICRO = 1_000_000  # micro-credits in a credit
 BARS = "▁▂▃▄▅▆▇█"
-SPARKS_MAX = 60  # signs of a curve of one line
+SPARKS_MAX = 60  # characters of a sparkline
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_ZERO_WIDTH = ("Mn", "Me", "Cf", "Cc")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a spreadsheet's formula
+_ZERO_WIDTH = ("Mn", "Me", "Cf", "Cc")  # Unicode categories
 _EMOJI_STYLE = "\ufe0f"  # selects the coloured form, two cells wide, of the sign before it
 
 
@@ -37,7 +37,7 @@ _UNDRAWN = (
 
 
 def is_undrawn(char: str) -> bool:
-    """Return True for a character that a name could carry unseen."""
+    """Return True for a character that is invisible in a name."""
     return any(first <= ord(char) <= last for first, last in _UNDRAWN)
 
 
@@ -49,7 +49,7 @@ def printable(text: str, limit: int = TEXT_CHARS_MAX) -> str:
         values = {
             n: printable(v, limit) if isinstance(v, str) else v for n, v in text.values.items()
         }
-        return of(printable(str(text), limit), text.message, values, text.many)
+        return sentence_of(printable(str(text), limit), text.message, values, text.many)
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(c if c.isprintable() else " " for c in cut)
 
@@ -90,17 +90,19 @@ def cells(text: str) -> int:
 
 
 def left(text: str, width: int) -> str:
-    """Return the text at the left of `width` cells; wider text stays whole."""
+    """Return the text, padded on the right to `width` cells; wider text stays whole."""
     return text + " " * (width - cells(text))
 
 
 def right(text: str, width: int) -> str:
-    """Return the text at the right of `width` cells; wider text stays whole."""
+    """Return the text, padded on the left to `width` cells; wider text stays whole."""
     return " " * (width - cells(text)) + text
 
 
 def csv_cell(value: object) -> object:
-    """Return a cell, with an apostrophe before text that a spreadsheet would run as a formula."""
+    """Return the value for a cell of CSV, with an apostrophe before a text that a spreadsheet would
+    run as a formula.
+    """
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     if value[0] in "+-" and value[1:].replace(".", "", 1).isdecimal():
@@ -109,7 +111,9 @@ def csv_cell(value: object) -> object:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return a curve of one text line: the newest values, scaled between their extremes."""
+    """Return a curve of one text line: the newest SPARKS_MAX values as bars of eight heights,
+    scaled between their extremes.
+    """
     tail = list(values)[-SPARKS_MAX:]
     if not tail:
         return ""
@@ -148,7 +152,7 @@ def whole_percent(share: float) -> int:
 
 
 def measured(loss: float, measure: Measure) -> str:
-    """Return a run's loss in four digits, or for problems the share that is solved."""
+    """Return a run's loss in four digits, or if its measure is the share solved, that share."""
     return f"{whole_percent(1 - loss)} %" if measure == "share solved" else f"{loss:.4g}"
 
 
@@ -164,7 +168,9 @@ def credit(micro: int, digits: int = 2) -> str:
 def table_lines(
     names: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int] = ()
 ) -> list[str]:
-    """Return a table with its header, aligned by cells; the columns `numbers` to the right."""
+    """Return the lines of a table, the header first; the columns whose indices are in `numbers` are
+    aligned to the right.
+    """
     widths = [max(map(cells, column)) for column in zip(names, *rows, strict=True)]
     return [
         "  ".join(
@@ -176,7 +182,9 @@ def table_lines(
 
 
 def error_line(program: str, sentence: object, code: int, *, json: bool) -> str:
-    """Return the line of a program about an error: a sentence, or a document for machines."""
+    """Return the line that a program prints about an error: its name and the sentence, or with
+    `json` a JSON document.
+    """
     if not json:
         return f"{program}: {sentence}"
     return ascii_json(dumps({"error": str(sentence), "exit_code": code}, ensure_ascii=False))

@@ -45,7 +45,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc_freeze.spare()
+        gc_freeze.freeze()
         gc.set_threshold(GARBAGE)
         gc.enable()
 
@@ -87,7 +87,7 @@ def _nothing_left() -> Iterator[None]:
     """
     yield
     gc.collect()
-    gc_freeze.spare()
+    gc_freeze.freeze()
 
 
 @pytest.fixture(autouse=True)

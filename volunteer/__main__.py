@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 
-from shared.programs.interrupts import end_quietly
+from shared.programs.interrupts import exit_on_interrupt
 
 
 def main() -> None:
     """Run the command line, and end the process with its exit code."""
-    end_quietly()
+    exit_on_interrupt()
     from shared.programs.standard_streams import make_usable
     from volunteer.cli import exit_codes
 

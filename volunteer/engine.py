@@ -15,7 +15,7 @@ from typing import Any
 from shared.clock import Clock, SystemClock
 from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
 from shared.network.links import JoinLink, format_link, parse_link
-from shared.proofs.proof_of_work import work_words
+from shared.proofs.proof_of_work import search_time_text
 from shared.protocol import endpoints
 from shared.protocol.accounts import MachineOrder
 from shared.sentences import Sentence
@@ -201,7 +201,7 @@ class Engine:
             self._bus.notice(
                 Sentence(
                     "this coordinator is open: about {time} of computing",
-                    time=work_words(bits),
+                    time=search_time_text(bits),
                 )
             )
         self._bus.emit(events.Registering(done=done))

@@ -13,9 +13,9 @@ import msgspec
 
 from shared.decoding import MALFORMED, decode
 from shared.errors import Configuration, why
-from shared.files.disk_writes import storing, sync_directory, write_private
+from shared.files.disk_writes import full_disk_errors, sync_directory, write_private
 from shared.files.text_file import unmarked
-from shared.sentences import Sentence, english
+from shared.sentences import Sentence, encode_english
 
 RECORD_BYTES_MAX = 4 << 20
 
@@ -50,7 +50,7 @@ def private_directory(path: Path) -> Path:
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Replace `path` by `data` atomically. Raises StorageFull, OSError."""
-    with storing(path):
+    with full_disk_errors(path):
         write_private(path, data, durable=durable)
         if durable:
             sync_directory(path.parent)
@@ -58,7 +58,7 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
 
 def write_record(path: Path, record: msgspec.Struct, *, durable: bool = False) -> None:
     """Store a struct as JSON. Raises StorageFull, OSError."""
-    write_whole(path, msgspec.json.encode(record, enc_hook=english), durable=durable)
+    write_whole(path, msgspec.json.encode(record, enc_hook=encode_english), durable=durable)
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:

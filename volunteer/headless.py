@@ -11,7 +11,7 @@ from typing import TextIO
 
 import msgspec
 
-from shared.sentences import english
+from shared.sentences import encode_english
 from shared.text import ascii_json, duration, printable
 from volunteer.control import commands, events
 from volunteer.control.control import Control
@@ -82,7 +82,7 @@ class Headless:
         if isinstance(event, events.Training) and not self._due(event):
             return None
         if self._json:
-            return ascii_json(msgspec.json.encode(event, enc_hook=english).decode())
+            return ascii_json(msgspec.json.encode(event, enc_hook=encode_english).decode())
         if event.at < self._since:
             return None
         if isinstance(event, events.Connection):

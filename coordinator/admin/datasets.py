@@ -20,7 +20,7 @@ from coordinator.admin.command import (
 from coordinator.runs.wind_down import Deed
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, why
-from shared.files.source_paths import existing
+from shared.files.source_paths import existing_path
 from shared.files.text_file import unmarked
 from shared.workloads.base import DatasetWanted
 from shared.workloads.data.chat_template import NO_TOKENIZER, ChatTemplate
@@ -187,7 +187,7 @@ def _sources(coordinator: Coordinator, ask: AddDataset) -> tuple[list[Path], byt
         if ask.kind == "images":
             sources = _in_folders(coordinator.boxes.folder(ask.box), sources)
     else:
-        sources = [existing(Path(path)) for path in _paths(ask)]
+        sources = [existing_path(Path(path)) for path in _paths(ask)]
         tokenizers = [Path(ask.tokenizer).expanduser()] if ask.tokenizer else []
     return sources, _read(tokenizers[0]) if tokenizers else None
 

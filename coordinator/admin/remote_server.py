@@ -32,11 +32,11 @@ from shared.errors import (
 from shared.files.deletions import delete_file
 from shared.files.text_file import read_text
 from shared.network.links import JoinLink, parse_link
-from shared.network.proxy import named, proxy_of
+from shared.network.proxy import proxy_of, without_credentials
 from shared.network.tls_pin import WrongCertificate, pinned_context
 from shared.protocol.base import ErrorBody
 from shared.protocol.limits import API
-from shared.sentences import english
+from shared.sentences import encode_english
 from shared.text import escaped
 from shared.workloads.data.skipped import walk
 
@@ -67,7 +67,7 @@ class RemoteServer:
             )
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             raise Configuration(
-                f"the proxy {named(self._proxy)} cannot be used: {error}"
+                f"the proxy {without_credentials(self._proxy)} cannot be used: {error}"
             ) from error
 
     @classmethod
@@ -109,7 +109,7 @@ class RemoteServer:
 
     def call(self, command: OrganiserCommand[Q, R], ask: Q) -> R:
         """Run a command on the server. Raises the server's errors."""
-        body = msgspec.json.encode(ask, enc_hook=english)
+        body = msgspec.json.encode(ask, enc_hook=encode_english)
         with self._reply("POST", f"/admin/{command.name}", body) as response:
             return decode(_good(response), command.reply)
 
@@ -180,7 +180,7 @@ class RemoteServer:
                 f"{self._link.url} answers without TLS: an address of it begins with http://"
             )
         cause = next((cause for cause in causes if isinstance(cause, OSError)), error)
-        through = f" through the proxy {named(self._proxy)}" if self._proxy else ""
+        through = f" through the proxy {without_credentials(self._proxy)}" if self._proxy else ""
         return Unreachable(f"{self._link.url} cannot be reached{through}: {why(cause)}")
 
 

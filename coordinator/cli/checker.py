@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json_line
 from coordinator.cli.target import HERE, TargetOptions, Where, reached
-from shared.programs.silence_watch import settle
+from shared.programs.silence_watch import end_watch
 
 if TYPE_CHECKING:
     from coordinator.admin.checker_machine import CheckerResult, CheckerStep, CheckerSummary
@@ -86,7 +86,7 @@ async def _work(
             )
             checker = Checker(ask, blobs, compute, (name, place, machine), screen.tell)
             screen.begin(name, machine.model, threads)
-            settle()
+            end_watch()
             try:
                 await checker.run(stop, once=once)
             finally:

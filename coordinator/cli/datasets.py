@@ -18,7 +18,7 @@ from coordinator.cli.listing import as_json
 from coordinator.cli.runs import Yes, deed
 from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
 from shared.errors import BadRequest, InvalidName, InvalidRunFile, VolunteerError
-from shared.files.source_paths import existing
+from shared.files.source_paths import existing_path
 from shared.programs.progress_line import ProgressLine
 from shared.text import counted, size
 
@@ -224,9 +224,9 @@ def _files(
     named = {kind: paths for kind, paths in sources.items() if paths}
     if len(named) > 1:
         raise BadRequest(f"give one of {', '.join(f'--{kind}' for kind in named)}")
-    paths = [existing(path) for group in named.values() for path in group]
+    paths = [existing_path(path) for group in named.values() for path in group]
     if more.tokenizer:
-        existing(more.tokenizer)
+        existing_path(more.tokenizer)
     if len(named) != 1 or bool(more.files) != bool(more.workload):
         raise BadRequest(NAME_FILES)
     if not fits_a_path(name):  # the service checks this too, but only after the files were sent

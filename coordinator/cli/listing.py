@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from shared.sentences import english
+from shared.sentences import encode_english
 from shared.text import ascii_json, cells, csv_cell, left, table_lines
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ def as_json(value: object) -> None:
     """Print one JSON document."""
     import msgspec
 
-    document = msgspec.json.format(msgspec.json.encode(value, enc_hook=english))
+    document = msgspec.json.format(msgspec.json.encode(value, enc_hook=encode_english))
     sys.stdout.write(ascii_json(document.decode()) + "\n")
 
 
@@ -27,7 +27,9 @@ def as_json_line(value: object) -> None:
     """Print one JSON document in a line of its own, at once."""
     import msgspec
 
-    sys.stdout.write(ascii_json(msgspec.json.encode(value, enc_hook=english).decode()) + "\n")
+    sys.stdout.write(
+        ascii_json(msgspec.json.encode(value, enc_hook=encode_english).decode()) + "\n"
+    )
     sys.stdout.flush()
 
 

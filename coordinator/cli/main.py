@@ -21,10 +21,10 @@ from coordinator.cli import (
     trial,
 )
 from coordinator.cli.target import of_command_line
-from shared.errors import BadRequest, VolunteerError, of_system
+from shared.errors import BadRequest, VolunteerError, system_error
 from shared.programs.help_groups import add_help, group
-from shared.programs.interrupts import raise_again
-from shared.programs.silence_watch import signs_of_life
+from shared.programs.interrupts import raise_on_interrupt
+from shared.programs.silence_watch import watch_silence
 from shared.programs.standard_streams import make_usable
 from shared.text import error_line
 
@@ -63,9 +63,9 @@ def main() -> None:
     """
     make_usable()
     try:
-        raise_again()
+        raise_on_interrupt()
         words, _, _ = app.parse_commands(sys.argv[1:])
-        with signs_of_life(" ".join(("coordinator", *words))):
+        with watch_silence(" ".join(("coordinator", *words))):
             result = app(sys.argv[1:], exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
@@ -82,7 +82,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except (OSError, UnicodeEncodeError) as error:
-        _fail(*of_system(error))
+        _fail(*system_error(error))
     sys.exit(result if isinstance(result, int) else 0)
 
 

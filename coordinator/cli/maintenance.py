@@ -17,7 +17,7 @@ from coordinator.cli.listing import as_json, table, when
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, TargetOptions, Where, call, connected, listed
 from shared.errors import BadRequest, Configuration, Unavailable
-from shared.programs.silence_watch import at_rest
+from shared.programs.silence_watch import pause_watch
 from shared.text import size
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def top(*, where: Where = HERE) -> int:
         )
     from coordinator.top.watch import watch
 
-    with at_rest():
+    with pause_watch():
         return watch(lambda: connected(where), where.hint)
 
 
@@ -185,7 +185,7 @@ def backup(
             print(f"coordinator: {error.message}; next try after {interval}", file=sys.stderr)
         if not interval:
             return
-        with at_rest():
+        with pause_watch():
             time.sleep(max(1.0, began + wait_s - time.time()))
 
 

@@ -727,9 +727,9 @@ def _fetched(where: Where, request: ExportRun, to: Path) -> Exported:
     import msgspec
 
     from coordinator.admin import runs as commands
-    from shared.files.new_folder import empty
+    from shared.files.new_folder import make_empty_folder
 
-    empty(to, "the export")
+    make_empty_folder(to, "the export")
     reply = call(where, commands.export, request)
     connection = where.connection()
     for file in reply.exported.files:

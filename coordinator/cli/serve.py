@@ -14,7 +14,7 @@ from coordinator.cli.listing import as_json
 from coordinator.cli.target import HERE, TARGET, TargetOptions
 from shared.errors import BadRequest
 from shared.files.deletions import delete_file
-from shared.programs.silence_watch import settle
+from shared.programs.silence_watch import end_watch
 
 if TYPE_CHECKING:
     from coordinator.config import Settings
@@ -91,7 +91,7 @@ def serve(
     """
     from shared.programs import gc_freeze
 
-    with gc_freeze.spared():
+    with gc_freeze.long_lived():
         from coordinator.config import TABLE, load
         from coordinator.http.server import serve as run
 
@@ -101,7 +101,7 @@ def serve(
 
 
 def _say(line: str) -> None:
-    settle()
+    end_watch()
     print(line, flush=True)
 
 

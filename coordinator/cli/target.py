@@ -20,7 +20,7 @@ from cyclopts import Group, Parameter
 from coordinator.cli.listing import Columns, as_json, table
 from shared.decoding import complaint, convert
 from shared.errors import BadRequest, Configuration
-from shared.programs.command_hints import completed, options
+from shared.programs.command_hints import complete_commands, options
 
 if TYPE_CHECKING:
     from coordinator.admin.command import CommandSender, Needs, OrganiserCommand, Q, R
@@ -94,7 +94,7 @@ class Where:
 
     def hint(self, text: str) -> str:
         """Return a text in which commands in backticks name the same coordinator."""
-        return completed(text, "coordinator", self.typed)
+        return complete_commands(text, "coordinator", self.typed)
 
 
 @Parameter(name="*")

@@ -15,7 +15,7 @@ from coordinator.cli.listing import as_json
 from coordinator.cli.target import HERE, TargetOptions, call
 from coordinator.rules.run_file import NAME_CHARS_MAX
 from shared.errors import BadRequest
-from shared.files.source_paths import existing
+from shared.files.source_paths import existing_path
 from shared.text import counted
 from shared.units import DAY_S
 
@@ -37,7 +37,7 @@ def try_folder(
     """
     from coordinator.admin import people_commands, runs
 
-    path = existing(folder)
+    path = existing_path(folder)
     name = name or _name_of(path)
     file = Path(f"{name}.toml")
     if file.exists():

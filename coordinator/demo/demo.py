@@ -32,7 +32,7 @@ from coordinator.demo.demo_report import (
 from coordinator.demo.runs import DemoRun, demo_run
 from shared.errors import InvalidRunFile, Unavailable
 from shared.files.deletions import delete_folder
-from shared.programs.installation import lacking
+from shared.programs.installation import missing_extra_error
 from shared.workloads.base import missing_extra
 
 START_S = 60.0
@@ -58,7 +58,7 @@ def check(options: DemoOptions) -> None:
     """Check the options of a demo. Raises InvalidRunFile, Configuration for a missing extra."""
     demo_run(options.workload, 1)
     if extra := missing_extra(options.workload):
-        raise lacking(f'the demo of "{options.workload}"', extra)
+        raise missing_extra_error(f'the demo of "{options.workload}"', extra)
     if not 1 <= options.volunteers <= VOLUNTEERS_MAX:
         raise InvalidRunFile(f"--volunteers must be between 1 and {VOLUNTEERS_MAX}")
     if not 0 <= options.minutes <= MINUTES_MAX:

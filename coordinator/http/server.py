@@ -161,7 +161,7 @@ async def _serve(
             await coordinator.blobs.staging.try_calls()
         await coordinator.server.set_address(address(settings, listener, certificate))
         server = _Server(uvicorn_config(coordinator, certificate), coordinator, say)
-        gc_freeze.settle()
+        gc_freeze.tune_for_server()
         await server.serve(sockets=[listener])
     return 0
 

@@ -439,7 +439,7 @@ def main(descriptor: str, threads: str, memory_bytes: str, preference: str) -> N
     if preference == "cpu":
         # otherwise libraries take memory on an unused GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with gc_freeze.spared():
+    with gc_freeze.long_lived():
         import torch
 
     step_back(NICENESS, EXPENDABLE)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import InvalidRunFile
-from shared.programs.installation import lacking
+from shared.programs.installation import missing_extra_error
 from shared.protocol.accounts import PrivacySpent
 from shared.text import counted
 from shared.workloads.base import is_here
@@ -117,7 +117,7 @@ def resolved(settings: PrivacySettings, versions: int) -> PrivacySettings:
             " noise"
         )
     if not is_here(LIBRARY):
-        raise lacking("[privacy]", "privacy")
+        raise missing_extra_error("[privacy]", "privacy")
     if settings.noise == 0:
         settings = msgspec.structs.replace(settings, noise=_least_noise(settings, versions))
     most, merges = merges_within(settings), max(settings.merges, versions, 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from coordinator.storage.secret_file import is_secret
 from shared.errors import BadRequest, Configuration, Unauthorized, Unavailable, VolunteerError, why
-from shared.programs.installation import lacking
+from shared.programs.installation import missing_extra_error
 
 PREFIX = "hub:"
 REFUSED = (401, 403)
@@ -37,7 +37,7 @@ class HubRepository:
         try:
             from huggingface_hub import get_token
         except ImportError as error:
-            raise lacking("publishing on a hub", "hub") from error
+            raise missing_extra_error("publishing on a hub", "hub") from error
         token = get_token()
         if not token:
             raise Configuration(

@@ -26,7 +26,7 @@ import msgspec
 
 from coordinator.storage.announced_blobs import AnnouncedBlobs, Announcer, unannounced
 from shared.errors import BadRequest, StorageFull, Unavailable
-from shared.files.cancel_safe_open import R, opened
+from shared.files.cancel_safe_open import R, open_in_thread
 from shared.files.deletions import Reason, delete_file
 from shared.files.disk_writes import sync_directory, write_private
 
@@ -57,7 +57,7 @@ class MissingBlob(Unavailable):
 
 
 class DamagedBlob(Unavailable):
-    """The store gives other bytes than those that a blob is named by."""
+    """The store gives bytes whose SHA-256 is not the name of the blob."""
 
     def __init__(self, sha256: str) -> None:
         super().__init__(f"the store gives other bytes than those of {sha256}", retry_after_s=60.0)
@@ -189,7 +189,7 @@ async def in_pool(function: Callable[..., T], *args: object) -> T:
 
 async def open_in_pool(function: Callable[..., R], *args: object) -> R:
     """Open something in the pool; it is closed again when the caller was cancelled."""
-    return await opened(function, *args, pool=_POOL)
+    return await open_in_thread(function, *args, pool=_POOL)
 
 
 def read_cached(file: BinaryIO, size: int) -> bytearray | None:

@@ -38,7 +38,7 @@ from coordinator.storage.sparse_copy import SparseCopy
 from coordinator.storage.staging import Staging
 from shared.errors import Configuration, NotFound, Unavailable
 from shared.files.deletions import Reason, delete_file
-from shared.programs.installation import lacking
+from shared.programs.installation import missing_extra_error
 
 CACHE_BYTES_MAX = 32 << 30
 SIGNED = timedelta(minutes=15)  # validity of a URL
@@ -75,7 +75,7 @@ class S3Blobs:
         try:
             import obstore
         except ImportError as error:
-            raise lacking("s3://", "s3") from error
+            raise missing_extra_error("s3://", "s3") from error
         from obstore.store import S3Store
 
         plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")

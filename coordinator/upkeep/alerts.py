@@ -33,7 +33,7 @@ from coordinator.upkeep.alert_conditions import (
 )
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError, why
-from shared.programs.command_hints import completed
+from shared.programs.command_hints import complete_commands
 from shared.text import printable
 from shared.units import HOUR_S
 
@@ -175,7 +175,7 @@ class Alerts:
         """Return a sentence whose commands name this coordinator; the stored ones do not, since
         each of their readers reaches it in another way.
         """
-        return completed(message, "coordinator", self._settings.options)
+        return complete_commands(message, "coordinator", self._settings.options)
 
     def _lately(self) -> tuple[int, int]:
         """Return the requests during the last checks, and how many were answered with 5xx."""

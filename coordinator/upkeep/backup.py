@@ -52,7 +52,7 @@ from shared.errors import (
     why,
 )
 from shared.files.deletions import delete_file, delete_folder
-from shared.files.new_folder import empty
+from shared.files.new_folder import make_empty_folder
 from shared.programs.machine_limits import disk_bytes
 from shared.proofs.signing import SigningKey, canonical, fingerprint, verify
 from shared.protocol.transparency import RestorePayload, SignedRestore
@@ -226,7 +226,7 @@ async def _consistent(
 
 
 def _make_room(to: Path) -> None:
-    empty(to, "the backup", mode=0o700)
+    make_empty_folder(to, "the backup", mode=0o700)
     for folder in (to / "tables", to / "blobs", to / "keys"):
         folder.mkdir(mode=0o700)
     to.chmod(0o700)

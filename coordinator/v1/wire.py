@@ -37,7 +37,7 @@ from shared.protocol.inference import (
     OpenAiError,
     OpenAiErrorBody,
 )
-from shared.sentences import english
+from shared.sentences import encode_english
 
 T = TypeVar("T")
 
@@ -167,7 +167,7 @@ def refusal(error: VolunteerError) -> tuple[int, list[tuple[bytes, bytes]], byte
     body = OpenAiErrorBody(
         error=OpenAiError(message=error.message, type=kind, param=param, code=code)
     )
-    return status, headers, msgspec.json.encode(body, enc_hook=english)
+    return status, headers, msgspec.json.encode(body, enc_hook=encode_english)
 
 
 class Out:

@@ -1,1 +1,1 @@
-"""Files on the disk: reading, writing, and names of local data."""
+"""Files on the disk: opening, writing, deleting, TOML, and paths that a person names."""

@@ -1,7 +1,7 @@
-"""Resources opened in a thread for a caller that may be cancelled meanwhile.
+"""Opening of a file in a thread, for a caller that may be cancelled meanwhile.
 
 `asyncio.to_thread` and `run_in_executor` drop the result when their caller is cancelled: a file
-that the thread opens meanwhile would stay open until garbage collection.
+that the thread opens afterwards would stay open until garbage collection.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ class Closable(Protocol):
 R = TypeVar("R", bound=Closable)
 
 
-async def opened(make: Callable[..., R], *args: object, pool: Executor | None = None) -> R:
-    """Return what `make(*args)` opens in a thread; close it if the caller is cancelled."""
+async def open_in_thread(make: Callable[..., R], *args: object, pool: Executor | None = None) -> R:
+    """Return the resource that `make(*args)` opens in a thread; close it if the caller is
+    cancelled.
+    """
     opening = asyncio.get_running_loop().run_in_executor(pool, make, *args)
     try:
         return await asyncio.shield(opening)

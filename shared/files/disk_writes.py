@@ -1,4 +1,4 @@
-"""Writes to the disk: whole files, renames that survive a power cut, the sentence for a full disk."""
+"""Writes to the disk: whole files, renames that survive a power cut, errors of a full disk."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 @contextmanager
-def storing(path: Path) -> Iterator[None]:
-    """Convert the errors of a full disk into a sentence. Raises StorageFull, OSError."""
+def full_disk_errors(path: Path) -> Iterator[None]:
+    """Turn the block's errors of a full disk into StorageFull, which names `path`."""
     try:
         yield
     except OSError as error:
@@ -54,7 +54,7 @@ def write_private(
 
 
 def sync_directory(directory: Path) -> None:
-    """Make a rename in `directory` survive a power cut (on Windows the file's own sync does)."""
+    """Make a rename in `directory` survive a power cut; on Windows the sync of the file does."""
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:

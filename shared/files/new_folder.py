@@ -1,4 +1,4 @@
-"""New folder that a command fills: with all of its files, or none."""
+"""New folder that gets all files of a command, or none if the command fails."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from shared.files.deletions import delete_empty_folder, delete_folder
 from shared.sentences import Sentence
 
 
-def empty(path: Path, purpose: str, mode: int = 0o777) -> None:
-    """Make a folder, or accept an empty one. Raises BadRequest, or Conflict if not empty."""
+def make_empty_folder(path: Path, purpose: str, mode: int = 0o777) -> None:
+    """Make a folder, or accept an empty one. Raises BadRequest if it cannot be made, Conflict if it
+    is not empty.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True, mode=mode)
         filled = any(path.iterdir())
@@ -42,10 +44,10 @@ def new_folder(to: Path, purpose: str, mode: int = 0o777) -> Iterator[Path]:
     """Yield a hidden folder within the new or empty folder `to`; its files move into `to` at the
     end of the block, or are deleted if the block fails.
 
-    Raises BadRequest, Conflict if `to` is not empty, StorageFull if the block found the disk full.
+    Raises as `make_empty_folder` does, and StorageFull if the disk becomes full in the block.
     """
-    there = to.exists()
-    empty(to, purpose, mode)
+    existed = to.exists()
+    make_empty_folder(to, purpose, mode)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=to))
     try:
         yield unfinished
@@ -54,7 +56,7 @@ def new_folder(to: Path, purpose: str, mode: int = 0o777) -> Iterator[Path]:
         delete_empty_folder(unfinished, "scratch")
     except BaseException as error:
         delete_folder(unfinished, "scratch")
-        if not there and not any(to.iterdir()):
+        if not existed and not any(to.iterdir()):
             delete_empty_folder(to, "scratch")
         if _no_room(error):
             raise StorageFull(

@@ -11,8 +11,10 @@ from shared.sentences import Sentence
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.*)", re.IGNORECASE | re.DOTALL)
 
 
-def existing(path: Path) -> Path:
-    """Return the absolute path of a file or folder. Raises BadRequest for none, and an address."""
+def existing_path(path: Path) -> Path:
+    """Return the absolute path of a file or folder. Raises BadRequest if it does not exist, or is
+    an address such as https://...
+    """
     absolute = path.expanduser().absolute()
     if absolute.exists():
         return absolute

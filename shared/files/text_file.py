@@ -1,4 +1,6 @@
-"""Text file of a person, without the byte order mark that Notepad, Excel and PowerShell write."""
+"""Reading of a person's text file, without the byte order mark that Notepad, Excel and PowerShell
+write.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 
 UTF8 = "utf-8-sig"  # UTF-8 whose decoder skips a byte order mark
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # marks at the beginning of a file
-BYTES_MAX = 16 << 20
+BYTES_MAX = 16 << 20  # largest text file that is read
 
 
 def unmarked(data: bytes) -> bytes:
@@ -19,15 +21,16 @@ def unmarked(data: bytes) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return a small UTF-8 file's text; a pipe that nobody writes into is empty.
+    """Return the text of a UTF-8 file, with every line ending as a line feed; a pipe that nobody
+    writes into is empty.
 
-    Raises OSError, UnicodeDecodeError.
+    Raises OSError, also for more than BYTES_MAX bytes, and UnicodeDecodeError.
     """
     with open(path, "rb", opener=_without_waiting) as file:
         data = file.read(BYTES_MAX + 1)
     if len(data) > BYTES_MAX:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-    return io.StringIO(data.decode(UTF8), newline=None).read()  # with line feeds alone
+    return io.StringIO(data.decode(UTF8), newline=None).read()
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -1,4 +1,4 @@
-"""Reason why a text is not TOML, in words: the form of another language, a text without quotes."""
+"""Reason why a text is not TOML, in words, such as a text without quotes or a line of YAML."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import tomllib
 from collections.abc import Mapping
 
 from shared.errors import why
-from shared.sentences import Sentence, of
+from shared.sentences import Sentence, sentence_of
 from shared.text import escaped
 
 DEEP_MAX = 32  # depth of tables and lists inside each other
 
+# Lines with a mistake: true or false, a text without quotes, curly quotes, a decimal comma, and a
+# number that begins with its point.
 _SPELLED = re.compile(r"[^=]*=\s*(True|False|TRUE|FALSE|yes|no|on|off|None|null)\s*(#.*)?")
 _UNQUOTED = re.compile(r"[^=]*=\s*([A-Za-z][\w ./-]*?)\s*(#.*)?")
 _CURLY = re.compile(r"[^=]*=\s*[“”„‘’«»].*")
@@ -23,7 +25,7 @@ _AT_LINE = re.compile(
 )
 _LONG = re.compile(r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'', re.DOTALL)  # texts of several lines
 _CLOSED = re.compile(r""" "(?:\\.|[^"\\])*" | '[^']*' | \#.* """, re.VERBOSE)  # texts, a comment
-# Complaints of the parser, by their beginnings; a later line may be the one that they name.
+# Beginnings of the parser's complaints about an opening, which may name a line behind it.
 _OPEN: Mapping[str, Sentence] = {
     **dict.fromkeys(
         (
@@ -58,34 +60,34 @@ _COMPLAINTS: Mapping[str, Sentence] = {
 
 
 def fault(text: str, error: Exception) -> Sentence:
-    """Return why a text is not TOML, with the line, from the error of its parser."""
+    """Return why a text is not TOML, with the number of the line, from the error of its parser."""
     if isinstance(error, RecursionError):
         return Sentence("it nests more than {count} tables or lists", count=DEEP_MAX)
     if isinstance(error, UnicodeDecodeError):
-        return of(why(error))
+        return sentence_of(why(error))
     if "\0" in text:
         return Sentence("it is not UTF-8 text")  # UTF-16 without its mark
     if not isinstance(error, tomllib.TOMLDecodeError):
         return Sentence("it holds a number that is too large")  # thousands of digits
     place, lines = _AT_LINE.fullmatch(str(error)), text.splitlines()
     if place is None:
-        return of(escaped(error, 200))
-    named = int(place["line"] or len(lines))
-    number = _opening(text, named, place["complaint"]) or named
+        return sentence_of(escaped(error, 200))
+    last = int(place["line"] or len(lines))
+    number = _opening(text, last, place["complaint"]) or last
     if not 0 < number <= len(lines):
-        return of(escaped(error, 200))
+        return sentence_of(escaped(error, 200))
     rest = lines[number - 1][int(place["column"] or 1) - 1 :].strip()
     reason = _reason(text, lines[number - 1].strip(), place["complaint"], rest)
     return Sentence("line {line}: {reason}", line=number, reason=reason)
 
 
-def _opening(text: str, named: int, complaint: str) -> int:
-    """Return the number of the line, at most `named`, whose text or list is not closed; 0 for other
+def _opening(text: str, last: int, complaint: str) -> int:
+    """Return the number of the line, at most `last`, whose text or list is not closed; 0 for other
     complaints.
     """
     if not complaint.startswith(tuple(_OPEN)):
         return 0
-    lines = _LONG.sub(lambda long: "\n" * long[0].count("\n"), text).splitlines()[:named]
+    lines = _LONG.sub(lambda long: "\n" * long[0].count("\n"), text).splitlines()[:last]
     if complaint.startswith("Unclosed"):
         numbers = [number for number, line in enumerate(lines, 1) if _unclosed(line)]
         return numbers[-1] if numbers else 0
@@ -100,7 +102,7 @@ def _unclosed(line: str) -> bool:
 
 
 def _reason(text: str, line: str, complaint: str, rest: str) -> Sentence:
-    """Return the fault of a line: the form of another language, or the parser's complaint about
+    """Return the mistake in a line of a text, by the line itself or by the parser's complaint about
     the `rest` of the line.
     """
     language = "JSON" if text.lstrip("\ufeff \t\r\n").startswith("{") else ""

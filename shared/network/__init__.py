@@ -1,1 +1,1 @@
-"""Addresses, links, proxies and certificates; what a machine downloads."""
+"""Join links and their QR codes, proxies, certificate pins, and the routes of downloads."""

@@ -1,12 +1,12 @@
 """Join links: the address of a coordinator, its fingerprint, and a code.
 
-    https://host:port/join#key=FINGERPRINT+pin=SHA256+code=CODE      what we print: also opens in a browser
-    volunteer://host:port/#key=FINGERPRINT&pin=SHA256&code=CODE      the same for a registered scheme
+    https://host:port/join#key=FINGERPRINT+pin=SHA256+code=CODE      printed form, which also opens in a browser
+    volunteer://host:port/#key=FINGERPRINT&pin=SHA256&code=CODE      form for a registered scheme
 
 `key` is the fingerprint of the key that signs manifests, `pin` the SHA-256 of the TLS certificate
-in hex (only where the coordinator made its own), `code` an invite or link code. All three stand
-behind the "#": browsers never send that part, so no proxy or log sees it. The separator we print is
-"+", which a shell leaves alone without quotes; "&", ";" and "/" are read as well.
+in hex (only if the coordinator made the certificate itself), `code` an invite or link code. All
+three stand behind the "#": browsers never send that part, so no proxy or log sees it. The printed
+separator is "+", which needs no quotes in a shell; "&", ";" and "/" are read as well.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _COMMAND = re.compile(r"^\s*(?:\$\s*)?volunteer\s+join\s+")
 _QUOTED_LINE = re.compile(r"[\r\n]+[ \t]*(?:[>|]+[ \t]*)+")  # line break, marks of a quoted line
 # Line break that a mail adds, with its "=" before it; the "=" after a name belongs to the link.
 _SOFT_BREAK = re.compile(r"(?<!key)(?<!pin)(?<!code)=\r?\n")
-# characters without a meaning in a link, drawn borders included
 _OPTION = re.compile(r"\s--[a-z][\w-]*")
 _ONE_SLASH = re.compile(r"^(https?|volunteer):/(?=[^/])")
+# characters without a meaning in a link: white space, invisible ones, drawn borders
 _UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200d\u2060\u2500-\u259f\ufeff]+")
 _SEPARATORS = re.compile(r"[+&;/]")
 _PIN = re.compile(r"[0-9a-f]{64}")
@@ -37,7 +37,7 @@ _PART = re.compile(r"[A-Za-z0-9_:.~-]{1,256}")
 
 
 class JoinLink(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of a join link; `url` is `https://host:port`, without a path. "" = not in the link."""
+    """Parts of a join link; "" = not in the link. `url` is `https://host:port`, without a path."""
 
     url: str
     fingerprint: str = ""
@@ -95,8 +95,8 @@ def _fields(fragment: str) -> dict[str, str]:
 
 
 def tidy_link(text: str) -> str:
-    """Return a pasted link in one piece: without white space, line breaks, the marks of a mail that
-    wraps or quotes lines, quotes around it, and the command before it. No link holds any of these.
+    """Return the link in a pasted text: without the command before it, the quotes around it, white
+    space, line breaks, and the marks of a mail that wraps or quotes lines.
     """
     text = _COMMAND.sub("", text[: 2 * LINK_CHARS_MAX])
     text = _SOFT_BREAK.sub("", _QUOTED_LINE.sub("\n", text))
@@ -104,7 +104,7 @@ def tidy_link(text: str) -> str:
 
 
 def parse_link(text: str) -> JoinLink:
-    """Read a join link or bare address, however pasted. Raises BadRequest."""
+    """Read a join link or a bare address from a pasted text. Raises BadRequest."""
     original, text = " ".join(text.split()), tidy_link(text)
     if not text or len(text) > LINK_CHARS_MAX or not text.isprintable():
         raise BadRequest(NO_LINK)
@@ -155,7 +155,7 @@ def parse_link(text: str) -> JoinLink:
 
 
 def format_link(link: JoinLink) -> str:
-    """Return the printed link; `parse_link` is the inverse."""
+    """Return a link in the form that is printed; `parse_link` is the inverse."""
     fields = [("key", link.fingerprint), ("pin", link.tls_pin), ("code", link.code)]
     fragment = "+".join(f"{name}={quote(value, safe=':')}" for name, value in fields if value)
     return f"{link.url}/join#{fragment}" if fragment else f"{link.url}/join"

@@ -1,4 +1,4 @@
-"""Proxy that the environment names for an address, read as other programs do."""
+"""Proxy for an address, from the variables of the environment that other programs read too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shared.network.links import is_loopback
 
 
 def proxy_of(url: str) -> str:
-    """Return the address of the proxy before a server; "" without a proxy, or for a server on this
+    """Return the address of the proxy for a server; "" if there is none, or the server is on this
     machine.
     """
     parts = urlsplit(url)
@@ -21,7 +21,7 @@ def proxy_of(url: str) -> str:
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
-def named(proxy: str) -> str:
-    """Return a proxy as it may be shown: without name and password."""
+def without_credentials(proxy: str) -> str:
+    """Return the address of a proxy for a message, without user name and password."""
     scheme, _, rest = proxy.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}"

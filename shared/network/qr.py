@@ -1,11 +1,12 @@
-"""QR codes (ISO/IEC 18004) in half blocks: a link that a camera reads off a screen."""
+"""QR codes (ISO/IEC 18004) of links, drawn in half blocks on a terminal for a camera."""
 
 from __future__ import annotations
 
 QUIET = 2  # light modules around the code
 # The light modules are drawn, two to a cell, so that the code stands out on a dark ground.
 _BLOCKS = {(0, 0): "█", (0, 1): "▀", (1, 0): "▄", (1, 1): " "}
-# Black on white whatever the colours of the terminal; most cameras refuse an inverted code.
+# White light modules on black, whatever the terminal's colours: most cameras refuse an inverted
+# code.
 _COLOURS, _PLAIN = "\x1b[38;5;231;48;5;16m", "\x1b[0m"
 
 

@@ -1,4 +1,4 @@
-"""Pin of a certificate: a self-signed certificate is verified by its SHA-256 in the join link."""
+"""Verification of a self-signed TLS certificate by its SHA-256, the pin in the join link."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class WrongCertificate(ssl.SSLCertVerificationError):
 
 
 def pinned_context(pin: str) -> ssl.SSLContext:
-    """Return a context that accepts the certificate of this SHA-256 (hex) and no other.
+    """Return a TLS context that accepts only the certificate with this SHA-256, in hex.
 
     The pin is checked at the end of the handshake, before a byte of HTTP is sent, for sockets and
     for asyncio alike; a handshake with another certificate raises WrongCertificate.

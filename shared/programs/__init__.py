@@ -1,1 +1,3 @@
-"""How a program of ours is installed, starts, and answers slips on its command line."""
+"""Installation and start of our programs, the limits of their machine, and the errors and signs of
+life on their command lines.
+"""

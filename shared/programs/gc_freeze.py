@@ -9,7 +9,7 @@ from contextlib import contextmanager
 SERVER_THRESHOLDS = (50_000, 10, 5)  # a full collection after 2.5 million new objects that stayed
 
 
-def spare() -> None:
+def freeze() -> None:
     """Exclude all present objects from later collections.
 
     Excluded objects live as long as the process. A full collection with PyTorch loaded stopped
@@ -18,31 +18,32 @@ def spare() -> None:
     gc.freeze()
 
 
-def settle() -> None:
-    """Collect once, exclude the remaining objects, and make later collections rare: for a server's
-    start.
+def tune_for_server() -> None:
+    """Collect once, exclude the remaining objects, and make later collections rare. A server calls
+    this when it has started.
 
-    Each waiting claim is some forty objects. A server with 7,000 idle volunteers and Python's own
-    thresholds spent 1.3 s in each full collection, and a heartbeat's p95 was 1.3 s; with these
-    thresholds it is 6 ms.
+    Each waiting claim is some forty objects. With 7,000 idle volunteers a full collection took
+    1.3 s: the 95th percentile of a heartbeat was 1.3 s with Python's own thresholds, and is 6 ms
+    with these.
     """
     gc.collect()
-    spare()
+    freeze()
     gc.set_threshold(*SERVER_THRESHOLDS)
 
 
 @contextmanager
-def spared() -> Iterator[None]:
-    """Import or build long-lived objects without a collection, and exclude them from later ones.
+def long_lived() -> Iterator[None]:
+    """Run no collection in the block, which imports or builds long-lived objects, and exclude them
+    from later collections.
 
-    Imports leave little garbage, and each collection during them walks every object imported so
-    far: a seventh of the time of importing PyTorch.
+    Imports leave little garbage, and each collection walks every object imported so far; that took
+    a seventh of the time of importing PyTorch.
     """
     collecting = gc.isenabled()
     gc.disable()
     try:
         yield
-        spare()
+        freeze()
     finally:
         if collecting:
             gc.enable()

@@ -19,7 +19,7 @@ def group(app: App, groups: Mapping[str, Sequence[str]]) -> None:
 
 
 def add_help(app: App) -> None:
-    """Add the command `help`, which is --help by another name."""
+    """Add the command `help`, which prints the same text as --help."""
 
     def show(
         *words: Annotated[str, Parameter(help="A command, such as `run create`.")],

@@ -1,6 +1,7 @@
 """Installation of this program: which installer made it, and the command lines that change it.
 
-No command asks a package index for our own name: each names an address, or packages of others.
+No command line names our own package, which is in no package index: each names an address, or
+packages of others.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ TORCH_FOLDERS = {"cpu": "cpu", "cuda": "cu130", "cuda126": "cu126", "rocm": "roc
 _REQUIREMENT = re.compile(r"([^;]+);.*\bextra == ['\"]([\w-]+)['\"]")
 
 
-def tool() -> str:
-    """Return the tool that manages this environment: "pipx", "uv" (also without pip) or "pip"."""
+def installer() -> str:
+    """Return the installer that manages this environment: "pipx", "pip", or "uv", which is also the
+    one where pip is missing.
+    """
     if Path(sys.prefix, "pipx_metadata.json").exists():
         return "pipx"
     if Path(sys.prefix, "uv-receipt.toml").exists() or not importlib.util.find_spec("pip"):
@@ -29,48 +32,50 @@ def tool() -> str:
     return "pip"
 
 
-def pip() -> list[str]:
-    """Return the words that run pip in this environment, up to pip's subcommand."""
-    if tool() == "pipx":
+def pip_command() -> list[str]:
+    """Return the words of a command that runs pip in this environment, before pip's subcommand."""
+    if installer() == "pipx":
         return ["pipx", "runpip", Path(sys.prefix).name]
-    return ["uv", "pip"] if tool() == "uv" else [sys.executable, "-m", "pip"]
+    return ["uv", "pip"] if installer() == "uv" else [sys.executable, "-m", "pip"]
 
 
-def installing(*words: str) -> list[str]:
-    """Return the command that installs into this environment, as words."""
-    target = ("--python", sys.executable) if pip()[0] == "uv" else ()
-    return [*pip(), "install", *target, *words]
+def install_command(*words: str) -> list[str]:
+    """Return the words of the command that installs `words` into this environment."""
+    target = ("--python", sys.executable) if pip_command()[0] == "uv" else ()
+    return [*pip_command(), "install", *target, *words]
 
 
-def line(words: list[str]) -> str:
-    """Return a command as it is pasted: double quotes mean the same to every shell."""
+def command_line(words: list[str]) -> str:
+    """Return a command as a line to paste, in double quotes, which mean the same to every shell."""
     return " ".join(f'"{word}"' if re.search(r"[^\w./:=@+-]", word) else word for word in words)
 
 
 def find_torch(build: str) -> list[str]:
-    """Return the options with which an installer finds a build of torch: an extra of the package
-    pins its version. PyPI has the one of macOS.
+    """Return the options with which an installer finds a build of torch, whose version an extra of
+    this package pins. The build for macOS is on PyPI and needs none.
     """
     folder = TORCH_FOLDERS.get(build)
     if folder is None:
         return []
-    if build == "rocm":  # brings packages of its own
+    if build == "rocm":  # this build depends on other packages of the same index
         return ["--extra-index-url", f"{TORCH}/{folder}"]
     return ["--find-links", f"{TORCH}/{folder}/torch/"]
 
 
 def torch_line(build: str) -> str:
     """Return the command line that replaces torch by another build, such as "cuda"."""
-    return line(installing("--force-reinstall", *_packages(build), *find_torch(build)))
+    return command_line(install_command("--force-reinstall", *_packages(build), *find_torch(build)))
 
 
 def extra_line(extra: str) -> str:
     """Return the command line that installs the packages of an extra."""
-    return line(installing(*_packages(extra)))
+    return command_line(install_command(*_packages(extra)))
 
 
 def _packages(extra: str) -> list[str]:
-    """Return the requirements of an extra; in a tree that was never installed, the tree with it."""
+    """Return the requirements of an extra; in a source tree that was never installed, the words
+    that install the tree with the extra.
+    """
     try:
         requirements = distribution(PROJECT).requires or []
     except PackageNotFoundError:
@@ -80,18 +85,18 @@ def _packages(extra: str) -> list[str]:
     return packages or ["-e", f".[{extra}]"]
 
 
-def lacking(feature: str, extra: str) -> Configuration:
+def missing_extra_error(feature: str, extra: str) -> Configuration:
     """Return the error that `feature` needs an extra that is not installed."""
     return Configuration(f"{feature} needs the extra `{extra}`: `{extra_line(extra)}`")
 
 
 def removal_line() -> str:
     """Return the line that removes the program."""
-    if tool() == "pipx":
-        return line(["pipx", "uninstall", Path(sys.prefix).name])
+    if installer() == "pipx":
+        return command_line(["pipx", "uninstall", Path(sys.prefix).name])
     if Path(sys.prefix, "uv-receipt.toml").exists():
-        return line(["uv", "tool", "uninstall", Path(sys.prefix).name])
-    return line([*pip(), "uninstall", PROJECT])
+        return command_line(["uv", "tool", "uninstall", Path(sys.prefix).name])
+    return command_line([*pip_command(), "uninstall", PROJECT])
 
 
 def in_source_tree() -> bool:

@@ -1,6 +1,6 @@
-"""Ctrl-C at the edges of a command: while its modules are imported, and while it ends.
+"""Ctrl-C while the modules of a command are imported, and while the command ends.
 
-Only `signal` is imported here, so that the first moment of a program without this is short.
+Only `signal` is imported here, so that a program can call this first.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import signal
 
 
-def end_quietly() -> None:
+def exit_on_interrupt() -> None:
     """Let Ctrl-C end the process at once, without a traceback: nothing has to be cleaned up."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     except ValueError:
-        pass  # only the main thread hears signals
+        pass  # only the main thread receives signals
 
 
-def raise_again() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt again, which a command catches."""
+def raise_on_interrupt() -> None:
+    """Undo `exit_on_interrupt`: let Ctrl-C raise KeyboardInterrupt, which a command catches."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)

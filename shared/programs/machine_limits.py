@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 ROOT = Path("/")
-_BOUNDLESS = 1 << 60  # version 1 writes a larger number where there is no limit
+_UNLIMITED_BYTES = 1 << 60  # control groups of version 1 write a larger number for no limit
 
 
 class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ def group_limits(root: Path = ROOT) -> GroupLimits:
             cores.append(quota / period)
     for folder in _folders(root, "memory"):
         most = _numbers(folder / "memory.max") or _numbers(folder / "memory.limit_in_bytes")
-        if most and most[0] < _BOUNDLESS:
+        if most and most[0] < _UNLIMITED_BYTES:
             used = _numbers(folder / "memory.current") or _numbers(folder / "memory.usage_in_bytes")
             used_bytes = max(0, (used or [0])[0] - _cached(folder))
             memory.append((max(0, most[0] - used_bytes), most[0]))
@@ -51,8 +51,11 @@ def group_limits(root: Path = ROOT) -> GroupLimits:
 
 
 def _folders(root: Path, controller: str) -> list[Path]:
-    """Return the folders of a controller: the process's own group and every one above it. If the
-    path exists only on the host of a container, the top folder is the group's.
+    """Return the folders of a controller ("cpu", "memory") for the process's own group and every
+    group above it.
+
+    In a container the path of the group may exist only on the host; the top folder is then that of
+    the group.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -73,7 +76,7 @@ def _folders(root: Path, controller: str) -> list[Path]:
 
 
 def _numbers(file: Path, count: int = 1) -> list[int]:
-    """Return the numbers of a file; [] for "max" and for a missing file."""
+    """Return the first `count` numbers of a file; [] for "max" and for a missing file."""
     try:
         return [int(word) for word in file.read_text(encoding="ascii").split()[:count]]
     except (OSError, ValueError):
@@ -81,6 +84,7 @@ def _numbers(file: Path, count: int = 1) -> list[int]:
 
 
 def _cached(folder: Path) -> int:
+    """Return the bytes of a group's inactive cached files; 0 if unknown."""
     try:
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
         stats = dict(line.split(maxsplit=1) for line in lines if " " in line)
@@ -90,7 +94,9 @@ def _cached(folder: Path) -> int:
 
 
 def threads(root: Path = ROOT) -> int:
-    """Return how many threads can run at once: at least one."""
+    """Return the number of threads that can run at once, at least one: logical CPUs within the
+    affinity and the CPU quota of this process.
+    """
     count: float = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
         count = min(count, len(os.sched_getaffinity(0)))

@@ -1,4 +1,4 @@
-"""Sign of life of a step that takes longer than a moment."""
+"""Line on the terminal that shows that a long step of a command still runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ EVERY_S = 2.5
 
 
 class ProgressLine:
-    """Line about a step: on a terminal it counts the seconds, elsewhere it grows by a dot."""
+    """Context of a step: on a terminal a line counts its seconds, elsewhere a line grows by a dot
+    every `every_s` seconds.
+    """
 
     def __init__(self, out: TextIO, *, every_s: float = EVERY_S) -> None:
         self._out, self._terminal, self._every_s = out, out.isatty(), every_s
@@ -28,11 +30,11 @@ class ProgressLine:
             self._write(f"{text}\n")
 
     def tell(self, done: int, total: int) -> None:
-        """Note the progress of the step; a total of 0 is unknown."""
+        """Show the progress of the step as a percentage; a total of 0 is unknown."""
         self._share = f", {100 * done // total} %" if total else ""
 
     def note(self, words: str) -> None:
-        """Note the progress of the step in words."""
+        """Show the progress of the step in words."""
         self._share = f", {words}"
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
 """Sign of life on the terminal of a command that has shown nothing for some seconds.
 
-The watch sees all that the command writes, so no command has to know of it. A command that waits
-for a person, or serves until it is stopped, is at rest meanwhile.
+The watch sees everything that the command writes, so a command needs no code for it. It is paused
+while a command waits for a person, and ends when a command serves until it is stopped.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import ClassVar, TextIO
 
 from shared.sentences import Sentence
 
-AFTER_S = 2.9  # longest silence
-LOOK_S = 0.5
+AFTER_S = 2.9  # longest silence without a sign
+LOOK_S = 0.5  # time between two looks at the silence
 
 
 class SilenceWatch:
@@ -40,8 +40,8 @@ class SilenceWatch:
         self._lock = threading.RLock()  # a signal handler may write while its thread does
         self._over = threading.Event()
         self._rests = 0
-        self._since = time.monotonic()  # end of the newest output
-        self._line_begun = False  # the output so far ends within a line
+        self._since = time.monotonic()  # time of the newest output
+        self._line_begun = False  # True: the output so far ends within a line
         self._written = 0  # cells of the sign that is on the screen
         self._thread = threading.Thread(target=self._look, name="silence", daemon=True)
 
@@ -50,7 +50,7 @@ class SilenceWatch:
         self._thread.start()
 
     def end(self) -> None:
-        """Wipe the sign, and write none any more."""
+        """Wipe the sign, and write no more signs."""
         self._over.set()
         with self._lock:
             self._wipe()
@@ -59,7 +59,7 @@ class SilenceWatch:
 
     @contextmanager
     def output(self, text: str) -> Iterator[None]:
-        """Make room for output of the command."""
+        """Wipe the sign before the block, which writes `text` of the command to the terminal."""
         with self._lock:
             self._wipe()
             yield
@@ -129,8 +129,11 @@ class WatchedStream(io.TextIOWrapper):
 
 
 @contextmanager
-def signs_of_life(command: str, words: Callable[[Sentence], str] = str) -> Iterator[None]:
-    """Show within the block that a command still works, if a person watches its standard error."""
+def watch_silence(command: str, words: Callable[[Sentence], str] = str) -> Iterator[None]:
+    """Show signs of life of a command within the block, if its standard error is a terminal.
+
+    `words` translates the sentence.
+    """
     if not sys.stderr.isatty():
         yield
         return
@@ -143,8 +146,9 @@ def signs_of_life(command: str, words: Callable[[Sentence], str] = str) -> Itera
 
 
 def _watched_error() -> TextIO:
-    """Watch the standard streams from now on; return the plain standard error. The streams are
-    never put back, since loggers keep what they find.
+    """Watch the standard streams from now on; return the plain standard error.
+
+    The plain streams are never put back, since loggers keep the streams that they find.
     """
     if isinstance(sys.stderr, WatchedStream):
         return sys.stderr.plain
@@ -156,8 +160,8 @@ def _watched_error() -> TextIO:
 
 
 @contextmanager
-def at_rest() -> Iterator[None]:
-    """Leave the terminal alone in the block: the command waits for a person, or draws itself."""
+def pause_watch() -> Iterator[None]:
+    """Show no sign in the block, in which the command waits for a person or draws the screen."""
     watch = SilenceWatch.current
     if watch is None:
         yield
@@ -166,7 +170,7 @@ def at_rest() -> Iterator[None]:
         yield
 
 
-def settle() -> None:
-    """End the watch of a command that stays until it is stopped: it has shown that it runs."""
+def end_watch() -> None:
+    """End the watch of a command that runs until it is stopped, once it has shown that it runs."""
     if SilenceWatch.current is not None:
         SilenceWatch.current.end()

@@ -1,11 +1,11 @@
-"""Standard streams of a command's process, made usable in whatever state the shell left them."""
+"""Repair of a command's standard streams, which a shell may have closed."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-COLUMNS_MIN = 20  # narrower help has one letter a line, and at 0 the command library fails
+COLUMNS_MIN = 20  # help that is narrower has one letter a line; the command library fails at 0
 
 
 def make_usable() -> None:

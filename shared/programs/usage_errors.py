@@ -22,14 +22,14 @@ from cyclopts import (
 )
 
 from shared.nearest import hint, nearest
-from shared.sentences import Sentence, of
+from shared.sentences import Sentence, sentence_of
 
-# Commands that a person types to one program and the other has.
+# Commands of the other program that a person may type to this one.
 OF_THE_OTHER = {
     "coordinator": ("join", "link", "chat", "generate", "play", "benchmark", "pause", "resume"),
     "volunteer": ("serve", "demo", "dataset", "invite", "try", "backup", "grant"),
 }
-# Commands that a person expects, and what does the same.
+# Commands that a person expects in a program -> the command that does the same.
 INSTEAD = {
     ("volunteer", "start"): "volunteer",
     ("volunteer", "run"): "volunteer --run NAME",
@@ -44,7 +44,9 @@ KINDS: dict[object, Sentence] = {
 
 
 def mistake(program: str, error: CycloptsError, argv: Sequence[str], app: App) -> Sentence:
-    """Return the mistake and the nearest valid word; other parser errors are quoted."""
+    """Return the sentence about a parser's error, with the nearest valid word; an error of another
+    type is quoted.
+    """
     match error:
         case UnknownCommandError(app=within) if within is not None and error.unused_tokens:
             return no_command(program, error.unused_tokens[0], within, argv)
@@ -70,13 +72,13 @@ def mistake(program: str, error: CycloptsError, argv: Sequence[str], app: App) -
         case RepeatArgumentError():
             sentence = _repeated(error, argv, app)
         case _other:
-            sentence = of(str(error).rstrip("."))
+            sentence = sentence_of(str(error).rstrip("."))
     command = " ".join((program, *(error.command_chain or ())))
     return Sentence("{said}; see `{command} --help`", said=sentence, command=command)
 
 
 def _repeated(error: RepeatArgumentError, argv: Sequence[str], app: App) -> Sentence:
-    """Return the mistake of an option that is there twice, or with its opposite."""
+    """Return the sentence about an option that is given twice, or together with its opposite."""
     option = error.token.keyword
     for argument in _arguments(error.command_chain or (), app):
         names = dict.fromkeys((*argument.names, *argument.negatives))
@@ -94,7 +96,9 @@ def _arguments(chain: Sequence[str], app: App) -> list[Argument]:
 
 
 def _unplaced(word: str, chain: Sequence[str], app: App) -> Sentence:
-    """Return the mistake of a word without an option, with the command's options that take it."""
+    """Return the sentence about a word that no parameter of the command takes, with the options
+    that take such a word.
+    """
     accepted = _arguments(chain, app)
     arguments = [argument for argument in accepted if argument.index is None]
     if f"--{word}" in chained.from_iterable(argument.names for argument in arguments):
@@ -113,19 +117,20 @@ def _unplaced(word: str, chain: Sequence[str], app: App) -> Sentence:
 
 
 def _takes(kind: object, word: str) -> bool:
-    """Return True if an option of this type is for such a word: a number, a choice, a file."""
+    """Return True if an option of this type takes such a word: a number, a choice or a file."""
     kinds = (kind, *get_args(kind))
-    choices = chained.from_iterable(get_args(one) for one in kinds if get_origin(one) is Literal)
+    literals = (member for member in kinds if get_origin(member) is Literal)
+    choices = chained.from_iterable(get_args(literal) for literal in literals)
     return word in choices or (int if word.isdecimal() else list[Path]) in kinds
 
 
 def no_command(program: str, word: str, app: App, argv: Sequence[str]) -> Sentence:
-    """Return the mistake of a word where a command of `app` is expected."""
+    """Return the sentence about a word in the place of a command of `app`."""
     behind = argv[argv.index(word) + 1 :] if word in argv else ()
-    rest = "".join(f" {shlex.quote(one)}" for one in behind)
+    arguments_typed = "".join(f" {shlex.quote(argument)}" for argument in behind)
     names = sorted(name for name in app if not name.startswith("-"))
     if word.startswith("-") and word in argv:
-        before, at = [*argv[: argv.index(word)]], [one in names for one in behind]
+        before, at = [*argv[: argv.index(word)]], [argument in names for argument in behind]
         if True not in at:
             return Sentence("there is no option {option} here", option=word)
         options = (word, *behind[: at.index(True)])
@@ -144,12 +149,13 @@ def no_command(program: str, word: str, app: App, argv: Sequence[str]) -> Senten
             command=INSTEAD[program, word],
         )
     if subjects := [name for name in names if word in app[name]]:
-        commands = ", ".join(f"`{program} {name} {word}{rest}`" for name in subjects)
+        commands = ", ".join(f"`{program} {name} {word}{arguments_typed}`" for name in subjects)
         return Sentence(
             'there is no command "{name}": did you mean {commands}?', name=word, commands=commands
         )
-    if verb := next((one for one in behind if one in names and argv.index(word)), ""):
-        arguments = [one for one in behind if one != verb]
+    verbs = [argument for argument in behind if argument in names and argv.index(word)]
+    if verb := next(iter(verbs), ""):
+        arguments = [argument for argument in behind if argument != verb]
         whole = shlex.join((program, *argv[: argv.index(word)], verb, word, *arguments))
         return Sentence(
             'there is no command "{name}": did you mean {commands}?',
@@ -167,7 +173,7 @@ def no_command(program: str, word: str, app: App, argv: Sequence[str]) -> Senten
 
 
 def _near(option: str, error: UnknownOptionError) -> str:
-    """Return the nearest option, if one is near; for a letter every option that begins with it."""
+    """Return the nearest option, "" if none is near; for a letter all options that begin so."""
     names = chained.from_iterable(
         argument.names for argument in error.argument_collection if argument.parse
     )
@@ -181,17 +187,17 @@ def _no_value(error: CoercionError, value: str, name: str) -> Sentence:
     if get_origin(kind) is Literal:
         expectation = Sentence("one of {names}", names=", ".join(map(str, get_args(kind))))
     else:
-        expectation = KINDS.get(kind) or of(str(kind))
+        expectation = KINDS.get(kind) or sentence_of(str(kind))
     return Sentence('{name}: "{value}" is not {what}', name=name, value=value, what=expectation)
 
 
 def _place(error: CycloptsError) -> str:
-    """Return the name of an argument as the help writes it: RUN by its place, or its option."""
+    """Return the name of an argument as the help writes it: a word such as RUN, or its option."""
     if error.argument is None:
         return ""
     return error.argument.name if error.argument.index is None else _word_of(error.argument)
 
 
 def _word_of(argument: Argument) -> str:
-    """Return the word of a place in the help, such as RUN."""
+    """Return the word of a positional argument in the help, such as RUN."""
     return argument.name.lstrip("-").upper()

@@ -1,8 +1,8 @@
 """Wheel of the running program, built from its installed files or its source tree.
 
-A coordinator serves it, so that a joining volunteer installs the same version from the address in
-the join link. An update keeps the wheel of the previous version, to go back to. The same files give
-the same bytes.
+A coordinator serves the wheel, so that a joining volunteer installs the same version from the
+address in the join link. An update keeps the wheel of the previous version, to go back to it. The
+same files give the same bytes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from shared.errors import Configuration
 
 PROJECT = "volunteer"  # the name in pyproject.toml; no index is asked for this name
 PACKAGES = ("coordinator", "shared", "volunteer")
+# files of the metadata that describe one installation
 _LEFT_OUT = frozenset({"INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_cache.json"})
-_INSTANT = (1980, 1, 1, 0, 0, 0)  # the first instant that an archive can hold
+_INSTANT = (1980, 1, 1, 0, 0, 0)  # the earliest time that an archive can hold
 
 
 class Wheel(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +54,7 @@ def own_wheel() -> Wheel:
     contents[record] = "".join([*lines, f"{record},,\n"]).encode()
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        # the order that the format asks for
+        # by name, with the record last, as the format asks
         for name in sorted(contents, key=lambda name: (name == record, name)):
             entry = zipfile.ZipInfo(name, _INSTANT)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16

@@ -2,9 +2,10 @@
 2.1).
 
 Leaves are hashed as SHA-256(0x00 || entry), inner nodes as SHA-256(0x01 || left || right), so that
-no entry can pass for a node. Every computation reads complete subtrees through a `Nodes` function:
-`nodes(level, index)` is the hash over entries [index * 2^level, (index + 1) * 2^level). A server
-keeps these hashes in a table (they never change), so a proof over n entries costs O(log n) reads.
+no entry can pass for a node. Every computation reads the hashes of complete subtrees through a
+`Nodes` function: `nodes(level, index)` is the hash over entries [index * 2^level, (index + 1) *
+2^level). These hashes never change; a server keeps them in a table, so a proof over n entries costs
+O(log n) reads.
 """
 
 from __future__ import annotations
@@ -31,21 +32,23 @@ def parent(left: bytes, right: bytes) -> bytes:
 
 
 class Frontier:
-    """Right edge of a tree: enough for appending and the root, in O(log n) memory."""
+    """Right edge of a tree: the O(log n) hashes that appending an entry and the root need."""
 
     def __init__(self, nodes: Nodes, size: int) -> None:
         self.size = size
         self._peaks = [nodes(level, index) for level, index in peaks(size)]  # the largest first
 
-    def append_leaf(self, hashed: bytes) -> list[tuple[int, int, bytes]]:
-        """Add an entry by its leaf hash. Return the subtrees that it completes."""
+    def append_leaf(self, leaf_hash: bytes) -> list[tuple[int, int, bytes]]:
+        """Add an entry by its leaf hash. Return (level, index, hash) of each subtree that it
+        completes, the leaf first.
+        """
         self.size += 1
-        nodes = []
-        for level, index in finished(self.size):
+        nodes, node_hash = [], leaf_hash
+        for level, index in completed_subtrees(self.size):
             if level:
-                hashed = parent(self._peaks.pop(), hashed)
-            nodes.append((level, index, hashed))
-        self._peaks.append(hashed)
+                node_hash = parent(self._peaks.pop(), node_hash)
+            nodes.append((level, index, node_hash))
+        self._peaks.append(node_hash)
         return nodes
 
     def root(self) -> bytes:
@@ -64,8 +67,8 @@ def peaks(size: int) -> list[tuple[int, int]]:
     return [(level, (size >> level) - 1) for level in levels if size >> level & 1]
 
 
-def finished(size: int) -> list[tuple[int, int]]:
-    """Return (level, index) of the subtrees that the last of `size` entries completes, leaf
+def completed_subtrees(size: int) -> list[tuple[int, int]]:
+    """Return (level, index) of the subtrees that the last of `size` entries completes, the leaf
     first.
     """
     nodes, level, count = [], 0, size
@@ -76,37 +79,41 @@ def finished(size: int) -> list[tuple[int, int]]:
         level, count = level + 1, count // 2
 
 
-def inclusion(nodes: Nodes, index: int, size: int) -> list[bytes]:
-    """Return the proof, leaf to root, that `index` is in the tree of `size`. Raises ValueError."""
+def inclusion_proof(nodes: Nodes, index: int, size: int) -> list[bytes]:
+    """Return the proof, from leaf to root, that the entry `index` is in the tree of `size` entries.
+    Raises ValueError for an index outside it.
+    """
     if not 0 <= index < size:
         raise ValueError(f"there is no entry {index} among {size}")
     path, low, high = [], 0, size
     while high - low > 1:
         middle = low + _split(high - low)
         if index < middle:
-            path.append(_over(nodes, middle, high))
+            path.append(_range_hash(nodes, middle, high))
             high = middle
         else:
-            path.append(_over(nodes, low, middle))
+            path.append(_range_hash(nodes, low, middle))
             low = middle
     return path[::-1]
 
 
-def consistency(nodes: Nodes, old: int, new: int) -> list[bytes]:
-    """Return the proof that the tree of `new` begins with that of `old`. Raises ValueError."""
+def consistency_proof(nodes: Nodes, old: int, new: int) -> list[bytes]:
+    """Return the proof that the tree of `new` entries begins with that of `old` entries. Raises
+    ValueError unless 0 < old <= new.
+    """
     if not 0 < old <= new:
         raise ValueError(f"a tree of {new} entries cannot begin with one of {old}")
     path, low, high, whole = [], 0, new, True
     while old != high:
         middle = low + _split(high - low)
         if old <= middle:
-            path.append(_over(nodes, middle, high))
+            path.append(_range_hash(nodes, middle, high))
             high = middle
         else:
-            path.append(_over(nodes, low, middle))
+            path.append(_range_hash(nodes, low, middle))
             low, whole = middle, False
     if not whole:
-        path.append(_over(nodes, low, high))
+        path.append(_range_hash(nodes, low, high))
     return path[::-1]
 
 
@@ -146,18 +153,18 @@ def proves_consistency(
     place, last = old - 1, new - 1
     while place % 2:
         place, last = place >> 1, last >> 1
-    was = now = path[0]
+    old_digest = new_digest = path[0]
     for node in path[1:]:
         if last == 0:
             return False
         if place % 2 or place == last:
-            was, now = parent(node, was), parent(node, now)
+            old_digest, new_digest = parent(node, old_digest), parent(node, new_digest)
             while not place % 2 and place:
                 place, last = place >> 1, last >> 1
         else:
-            now = parent(now, node)
+            new_digest = parent(new_digest, node)
         place, last = place >> 1, last >> 1
-    return last == 0 and was == old_root and now == new_root
+    return last == 0 and old_digest == old_root and new_digest == new_root
 
 
 def _split(size: int) -> int:
@@ -165,10 +172,10 @@ def _split(size: int) -> int:
     return 1 << (size - 1).bit_length() - 1
 
 
-def _over(nodes: Nodes, low: int, high: int) -> bytes:
+def _range_hash(nodes: Nodes, low: int, high: int) -> bytes:
     """Return the hash over entries [low, high) of the tree."""
     size = high - low
     if size & (size - 1) == 0 and low % size == 0:
         return nodes(size.bit_length() - 1, low // size)
     middle = low + _split(size)
-    return parent(_over(nodes, low, middle), _over(nodes, middle, high))
+    return parent(_range_hash(nodes, low, middle), _range_hash(nodes, middle, high))

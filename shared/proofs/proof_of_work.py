@@ -1,8 +1,8 @@
 """Proof of work: a puzzle that costs the sender seconds and the server one hash.
 
 A solution is a nonce such that SHA-256(challenge || nonce) begins with `bits` zero bits. The
-challenge carries its own expiry and the server's MAC, so the server stores nothing until it is
-solved; the caller accepts a solved challenge only once.
+challenge carries its own expiry and the server's MAC, so the server stores nothing until a solution
+arrives; the caller must accept each challenge only once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check(secret: bytes, subject: str, puzzle: str, now: float) -> None:
 
 
 def solves(puzzle: str, nonce: int, bits: int) -> bool:
-    """Return True if the nonce solves the challenge at this difficulty. One hash."""
+    """Return True if the nonce solves the challenge at this difficulty."""
     if not 0 <= nonce < NONCE_MAX:
         return False
     hashed = sha256(puzzle.encode() + nonce.to_bytes(8, "big")).digest()
@@ -47,10 +47,10 @@ def solves(puzzle: str, nonce: int, bits: int) -> bool:
 
 
 def solve(puzzle: str, bits: int, progress: Callable[[int], bool]) -> int | None:
-    """Search for a nonce; 2^bits hashes on average, HASH_S each.
+    """Return the smallest nonce that solves a challenge, after 2^bits hashes on average.
 
-    Calls `progress` with the number of hashes tried so far, after every REPORT of them; returns
-    None when it says False. Raises BadRequest for a difficulty that no honest server asks for.
+    After every REPORT hashes `progress` gets their number so far; the search ends with None when
+    it returns False. Raises BadRequest for a difficulty that no honest server asks for.
     """
     if not 0 <= bits <= BITS_MAX:
         raise BadRequest(f"a proof of work has 0 to {BITS_MAX} bits here, not {bits}")
@@ -58,24 +58,22 @@ def solve(puzzle: str, bits: int, progress: Callable[[int], bool]) -> int | None
     limit = 1 << (256 - bits)
     while True:
         for value in range(nonce, nonce + REPORT):
-            tried = prefix.copy()
-            tried.update(value.to_bytes(8, "big"))
-            if int.from_bytes(tried.digest(), "big") < limit:
+            hasher = prefix.copy()
+            hasher.update(value.to_bytes(8, "big"))
+            if int.from_bytes(hasher.digest(), "big") < limit:
                 return value
         nonce += REPORT
         if not progress(nonce):
             return None
 
 
-def likely_done(tried: int, bits: int) -> float:
-    """Return the probability that a nonce has been found after this number of hashes, as a measure
-    of progress.
-    """
-    return 1.0 - math.exp(-tried / 2.0**bits)
+def solved_probability(hashes: int, bits: int) -> float:
+    """Return the probability that this number of hashes finds a nonce; shown as progress."""
+    return 1.0 - math.exp(-hashes / 2.0**bits)
 
 
-def work_words(bits: int) -> str:
-    """Return the average time of the search on one core, as text."""
+def search_time_text(bits: int) -> str:
+    """Return the average time of the search for a nonce on one core, as a text such as "2 s"."""
     seconds = 2.0**bits * HASH_S
     return f"{max(1, round(seconds))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 

@@ -1,7 +1,7 @@
 """Ed25519 signatures: the coordinator signs its manifests and receipts, and volunteers check them
 against a pinned fingerprint.
 
-`cryptography` is imported when it is first needed, because command lines import this module.
+`cryptography` is imported late, because command lines import this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FINGERPRINT_BYTES = 15  # 120 bits make 24 characters without padding
 
 
 class SigningKey:
-    """Private key in one file of its owner."""
+    """Ed25519 private key, stored in a file that only its owner can read."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
@@ -42,7 +42,9 @@ class SigningKey:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Self:
-        """Return the key in `path`; create a missing file. Raises as `load`, or if it cannot."""
+        """Return the key in `path`, which is created if missing. Raises Configuration if the file
+        cannot be created, or as `load` does.
+        """
         if not path.exists():
             from cryptography.hazmat.primitives import serialization as form
 
@@ -84,7 +86,7 @@ class SigningKey:
         return self._private.sign(payload)
 
     def secret(self, purpose: str) -> bytes:
-        """Return 32 secret bytes for one purpose, derived from the key."""
+        """Return 32 secret bytes for one purpose, the same for each call, derived from the key."""
         return hashlib.sha256(self.sign(f"volunteer: {purpose}".encode())).digest()
 
 
@@ -124,13 +126,15 @@ def fingerprint(public_key: bytes) -> str:
     return "-".join(letters[start : start + 4] for start in range(0, len(letters), 4))
 
 
-def is_whole(typed: str) -> bool:
-    """Return True if a typed fingerprint has all its characters."""
+def is_whole_fingerprint(typed: str) -> bool:
+    """Return True if a typed fingerprint has all its characters, hyphens and spaces aside."""
     return len("".join(typed.split()).replace("-", "")) == _FINGERPRINT_BYTES * 8 // 5
 
 
-def fits(public_key: bytes, expected: str) -> bool:
-    """Return True if `expected` is the key's fingerprint, however typed (case, spaces, hyphens)."""
+def fingerprint_fits(public_key: bytes, expected: str) -> bool:
+    """Return True if `expected` is the fingerprint of the key; case, spaces and hyphens are
+    ignored.
+    """
     typed = "".join(expected.split()).replace("-", "").lower()
     return secrets.compare_digest(fingerprint(public_key).replace("-", "").encode(), typed.encode())
 
@@ -145,7 +149,7 @@ def canonical(document: object) -> bytes:
 
 
 def digest(payload: bytes) -> str:
-    """Return the SHA-256 in hex: the name of a blob, the fingerprint of a request."""
+    """Return the SHA-256 in hex."""
     return hashlib.sha256(payload).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Runs, servers, machines and accounts."""
+"""Facts about runs, the server, machines and accounts; registration of an account."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from shared.workloads.declaration import Measure, Output, Teaching
 
 
 class PrivacySpent(Message):
-    """Privacy that the versions of a run over members' data have cost any one account."""
+    """Differential privacy of a run over members' data, as spent for any one account."""
 
-    epsilon: float | None  # of the versions so far; None where no library computes it
-    planned: float | None  # the same after the last merge
+    epsilon: float | None  # spent by the versions so far; None where no library computes it
+    planned: float | None  # epsilon after the last merge
     budget: float
     delta: float
     merges: int  # merges so far
     merges_max: int
-    noise: float  # multiple of one member's largest influence
-    clip: float  # most norm with which a member counts in a merge
+    noise: float  # standard deviation, as a multiple of one member's largest influence
+    clip: float  # largest norm with which a member counts in a merge
 
     @property
     def text(self) -> str:
-        """Return the cost in words."""
+        """Return the spent privacy in words."""
         if self.epsilon is None or self.planned is None:
             return f"budget {self.budget:g}; this server has no dp-accounting to say what is spent"
         return (
@@ -36,7 +36,7 @@ class PrivacySpent(Message):
 
     @property
     def explained(self) -> str:
-        """Return the cost in words, with the meaning of several accounts."""
+        """Return the spent privacy in words, with the meaning of several accounts of a person."""
         return (
             f"{self.text}. Somebody with k accounts is protected k times less and weighs k times"
             " more: vouch for everybody once"
@@ -66,35 +66,37 @@ class RunInfo(Message):
     memory_bytes: int  # memory that a device roughly needs
     steps: int = 0  # global steps
     tokens: int = 0  # samples x size merged so far
-    merging: str = ""  # "merging after 2 more contributions or 3:12"; "" while it stands still
+    merging: str = ""  # such as "merging after 2 more contributions or 3:12"; "" in a standstill
     standstill: Standstill | None = None
     ends_at: float | None = None  # estimated end, by the pace since the start; None if unknown
     items: str = "tokens"  # unit of `tokens`
     output: Output = "text"
     taught_by: Teaching = "samples"
-    measure: Measure = "loss"  # meaning of the loss
+    measure: Measure = "loss"  # what the field `loss` measures
     origin: str = ""  # base model that the run continues; "" = random weights
     origin_licence: str = ""
     origin_bytes: int = 0  # bytes of the base model's files, which each volunteer downloads once
-    # bits for each byte of held-out text, at version 0 and the newest, whatever the tokenizer
+    # Loss in bits for each byte of held-out text, which runs with other tokenizers share: of
+    # version 0 and of the newest version.
     bits_first: float | None = None
     bits: float | None = None
     suites: tuple[SuiteCourse, ...] = ()  # the run's scores on task suites
     libraries: tuple[str, ...] = ()  # libraries that training needs besides the workload's
     privacy: PrivacySpent | None = None  # None where merges add no noise
-    members: MembersData | None = None  # data that its members keep; None: the organiser's
+    members: MembersData | None = None  # data that its members keep; None = the organiser keeps it
 
 
 class SignedWheel(Message):
-    """Wheel of the coordinator's program, at /install/NAME."""
+    """Wheel of the coordinator's program, to be downloaded from /install/NAME."""
 
     name: str
     sha256: str
     size: int
-    signature: str  # hex, over `signed`
+    signature: str  # hex, of the text `signed`
 
     @property
     def signed(self) -> str:
+        """Return the text that the signature is of."""
         return f"volunteer wheel\n{self.name}\n{self.sha256}\n{self.size}\n"
 
 
@@ -115,7 +117,7 @@ class ServerInfo(Message):
     # Hex signature over the request's nonce, which proves that the server holds the key.
     proof: str = ""
     wheel: SignedWheel | None = None  # None: `install` replaces it, or it cannot be built
-    install: str = ""
+    install: str = ""  # the organiser's own command line for installing, in place of the wheel
     restored: SignedRestore | None = None  # the last restore from a backup
     store: bool = False  # volunteers reach its object store, by signed URLs
     mirrors: tuple[str, ...] = ()  # addresses that serve blobs, as ab/abcdef...
@@ -219,10 +221,11 @@ class Me(Message):
     device_s: float
     workers: tuple[WorkerInfo, ...]
     escrow_micro: int = 0  # at stake until later work is recomputed and agrees
-    invited: bool = False  # the organiser vouched for it: work without a proof forfeits no pay
-    proving: int = 0  # tasks drawn for a recompute, without a result yet
+    invited: bool = False  # the organiser vouched for it: unproven work forfeits no pay
+    proving: int = 0  # tasks drawn for a recompute that has no result yet
     proved_in_s: float | None = None  # estimated time until all have a result; None if unknown
-    # credits owed: spent before they were taken back, or not proved; later pay settles them first
+    # Credits owed, because they were spent before they were taken back or forfeited. Later pay
+    # settles the debt first.
     debt_micro: int = 0
     standing: Literal["probation", "vetted", "suspended"] = "vetted"
     held_micro: int = 0  # reserved for unfinished answers: spent or returned at their end

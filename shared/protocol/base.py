@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from shared.protocol.limits import UPLOAD_BYTES_MAX
 
-# Bounded values from the other side; the columns of Count and Number hold no larger ones.
+# Bounded values from the other side; larger ones do not fit the database columns.
 Count: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=UPLOAD_BYTES_MAX)]
@@ -73,7 +73,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Standstill(Message):
-    """Why a run does not go on."""
+    """Standstill of a run: its cause, a sentence about it, and the remedy."""
 
     cause: Cause
     message: str
@@ -82,7 +82,7 @@ class Standstill(Message):
 
     @property
     def sentence(self) -> str:
-        """Return the fact, and the next step."""
+        """Return the reason and the remedy."""
         return f"{self.message}: {self.todo}" if self.todo else self.message
 
 
@@ -104,6 +104,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Received file."""
+    """Size of a file, in bytes, that the coordinator has stored."""
 
     size: int

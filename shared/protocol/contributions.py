@@ -37,8 +37,10 @@ class UploadInfo(Message):
 
 
 class SubmitRequest(Message, kw_only=True, forbid_unknown_fields=True):
-    """Submission, unique by (task, attempt, part, tries). Pay follows the task, not its figures. A
-    program that sends more than these fields does not do the same task.
+    """Submission of a result, unique by (task, attempt, part, tries).
+
+    Pay follows the task, never the figures in this message. Unknown fields are refused, since a
+    program that sends them may do another task.
     """
 
     attempt: Count
@@ -56,7 +58,7 @@ class SubmitRequest(Message, kw_only=True, forbid_unknown_fields=True):
     train_s: float = 0.0
     paused_s: float = 0.0
     metrics: Metrics = msgspec.field(default_factory=dict)
-    # of the base version, measured before training on the held-out part of a member's own data
+    # Loss of the base version on the held-out part of a member's own data, before training.
     heldout: HeldoutSums | None = None
 
 
@@ -71,15 +73,18 @@ class Verdict(Message):
     version: Count | None = None  # version that it was merged into
     credits_micro: int = 0  # pending or earned by now
     at: float = 0.0
-    # Too late, but the lease continues: recompute this part from the newest version.
+    # True: the part came too late, but the lease continues with the same part, computed again from
+    # the newest version.
     redo: bool = False
 
 
 class SubmitReply(Verdict):
-    """Verdict on a submission, and the account at that instant: `me` is None while undecided."""
+    """Verdict on a submission, and the account at that instant; `me` is None while the verdict is
+    open.
+    """
 
     me: Me | None = None
-    # verdicts included in `me`
+    # other new verdicts, whose credits `me` includes
     news: Annotated[tuple[Verdict, ...], Meta(max_length=NEWS_MAX)] = ()
 
     def verdict(self) -> Verdict:

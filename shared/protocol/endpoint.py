@@ -39,9 +39,8 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Endpoint(Generic[R]):
-    """One endpoint. `path` is below /api/v1, or at the `root`.
-
-    Its handler is in `coordinator.http`, or in `coordinator.v1`.
+    """One endpoint, handled in `coordinator.http` or `coordinator.v1`. With `root` its path is
+    absolute, otherwise below /api/v1.
     """
 
     path: str
@@ -55,7 +54,7 @@ class Endpoint(Generic[R]):
     headers: tuple[str, ...] = ()  # request headers that are read
     sends: str = ""  # media type of a streamed request body
     gives: str = ""  # media type of a reply that is not JSON
-    strict: bool = False  # counted against the rate of registrations
+    strict: bool = False  # under the rate limit of registrations
     writes: bool = False  # refused with 507 while the disk is full
     bytes_max: int = JSON_BYTES_MAX  # largest JSON reply
     root: bool = False
@@ -73,8 +72,8 @@ class Endpoint(Generic[R]):
         """Return the path and the query for these arguments; query parameters that are "" or 0 are
         left out.
 
-        Names may come from the other side, so each is quoted as one part of the path. Raises
-        BadRequest for a missing or unknown argument.
+        Each argument is quoted as one part of the path, since it may come from the other side.
+        Raises BadRequest for a missing or unknown argument.
         """
         names = self.parameters
         parameters = {*names, *(parameter.name for parameter in self.query)}

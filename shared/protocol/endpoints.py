@@ -1,8 +1,8 @@
 """Every endpoint of the coordinator, defined once: method, path, request, reply, permitted callers.
 
-The coordinator maps each to a service or a handler, the client calls it, queries over the control
-socket name it, and the OpenAPI document and docs/http-api.md are generated from it. Requests are
-matched in this order, so the busiest endpoints come first.
+The coordinator's routes, the client's calls and the queries over the control socket refer to these
+definitions; the OpenAPI document and docs/http-api.md are generated from them. Requests are matched
+in this order, so the busiest endpoints come first.
 """
 
 from __future__ import annotations

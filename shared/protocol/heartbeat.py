@@ -45,11 +45,11 @@ class RunBeat(Message):
     needs: int  # contributions until the next merge
     merge_in_s: float | None  # seconds until the deadline of the next merge
     workers: int
-    # Games, or other episodes, that all machines together make in an hour; None in a run that makes
-    # no data of its own.
+    # Games or other episodes that all machines make in an hour together; None in a run whose data
+    # is a dataset.
     episodes_per_hour: float | None = None
-    episodes: str = "games"
-    measure: Measure = "loss"  # meaning of the loss
+    episodes: str = "games"  # name of the episodes
+    measure: Measure = "loss"  # what the field `loss` measures
     standstill: Standstill | None = None
 
 
@@ -65,7 +65,7 @@ class TaskOrder(Message):
 
 
 class Announcement(Message):
-    """Sentence of the organiser, shown until `until` (UTC epoch seconds) or for good."""
+    """Sentence of the organiser, shown until `until`; None = until the organiser removes it."""
 
     id: int
     text: str
@@ -92,4 +92,4 @@ class HeartbeatReply(Message):
     pending_micro: int | None = None
     me: Me | None = None  # account at the instant of `news`; None without news
     announcements: Annotated[tuple[Announcement, ...], Meta(max_length=ANNOUNCEMENTS_MAX)] = ()
-    ordered: OwnOrder | None = None  # owner's order, if newer than `ordered_at`
+    ordered: OwnOrder | None = None  # the owner's order, if newer than the request's `ordered_at`

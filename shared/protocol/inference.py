@@ -21,8 +21,8 @@ CHOICES_MAX = 8
 PROMPTS_MAX = 64  # prompts of one request
 TOOLS_MAX = 64  # functions of one request
 BIASED_MAX = 1024  # tokens of one `logit_bias`
-IMAGES_MAX = 16
-DEFAULT_TOKENS = 128  # tokens of a request that names no maximum
+IMAGES_MAX = 16  # images of one request
+DEFAULT_TOKENS = 128  # most tokens of an answer whose request names no maximum
 
 KeyState = Literal["active", "revoked", "expired"]
 Words: TypeAlias = Annotated[tuple[Word, ...], Meta(max_length=64)]
@@ -97,11 +97,13 @@ class AnswerOffer(Message):
     """Offer of a machine to answer prompts of these runs; of any run if none is named."""
 
     runs: Words = ()
-    wait_s: float = 0.0  # longest wait; a long poll
+    wait_s: float = 0.0  # longest wait for a prompt (a long poll)
 
 
 class AnswerTask(Message):
-    """Tokens to continue. Sampling follows the seed, so that the answer can be compared."""
+    """Prompt to continue. The seed fixes the sampling, so that two machines' answers can be
+    compared.
+    """
 
     id: str
     manifest: SignedManifest
@@ -129,7 +131,7 @@ class AnswerTokens(Message):
 
 
 class AnswerGoOn(Message):
-    """Reply to tokens; False: no more are wanted."""
+    """Reply to tokens of an answer; False = no more tokens are wanted."""
 
     go_on: bool
 
@@ -146,9 +148,8 @@ LogitBias: TypeAlias = Annotated[
     dict[Annotated[str, Meta(pattern="^[0-9]{1,9}$")], Annotated[float, Meta(ge=-100, le=100)]],
     Meta(max_length=BIASED_MAX),
 ]
-# Fields that are accepted at the values that change nothing and refused at others; null changes
-# nothing in any field. Labels are accepted at any value: only the caller uses them.
-# A field that a request reads is always read.
+# Fields of OpenAI's requests without an effect here, and the values (besides null) at which they
+# are accepted: those that ask for nothing. Fields that a request struct declares are read instead.
 IDLE: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
     "tools": ([],),
@@ -166,7 +167,7 @@ IDLE: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("size", "quality", "background", "moderation"), ("auto",)),
     "output_format": ("png",),
 }
-LABELS = ("user", "safety_identifier", "prompt_cache_key")
+LABELS = ("user", "safety_identifier", "prompt_cache_key")  # accepted at any value, and ignored
 # Addition to OpenAI's fields: "organiser" keeps a prompt off the machines of volunteers.
 AnsweredBy: TypeAlias = Literal["organiser"] | None
 Stop: TypeAlias = str | tuple[str, ...] | None
@@ -227,14 +228,14 @@ FunctionName: TypeAlias = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class FunctionCall(_Strict, frozen=True, kw_only=True):
-    """Function that was called, and its arguments as JSON."""
+    """Name of a called function, and its arguments as a JSON text."""
 
     name: FunctionName
     arguments: str
 
 
 class ToolCalled(_Strict, frozen=True, kw_only=True):
-    """Call in an earlier answer."""
+    """Call of a function in an earlier answer of the conversation."""
 
     id: str
     type: Literal["function"] = "function"
@@ -247,7 +248,7 @@ class ToolFunction(_Strict, frozen=True, kw_only=True):
     name: FunctionName
     description: str = ""
     parameters: dict[str, Any] = {}
-    strict: bool | None = None  # arguments follow the schema wherever a call must be made
+    strict: bool | None = None  # True: arguments follow the schema wherever a call is required
 
 
 class Tool(_Strict, frozen=True, kw_only=True):
@@ -264,7 +265,7 @@ class NamedFunction(_Strict, frozen=True, kw_only=True):
 
 
 class ToolNamed(_Strict, frozen=True, kw_only=True):
-    """Choice of one function."""
+    """Tool choice that requires a call of one function."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -276,7 +277,7 @@ class AnswerSchema(_Strict, frozen=True, kw_only=True):
     name: str = ""
     description: str = ""
     schema: dict[str, Any] = {}
-    strict: bool | None = None  # an answer follows its schema always
+    strict: bool | None = None  # accepted at any value: an answer always follows its schema
 
 
 class ResponseFormat(_Strict, frozen=True, kw_only=True):

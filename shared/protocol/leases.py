@@ -16,7 +16,9 @@ WORKLOADS_MAX = 64  # workloads of one worker
 
 
 class ClaimRequest(Message):
-    """Request for a lease. `claim_id` is stored first; a repeated one gets the same live lease."""
+    """Request for a lease. The worker stores `claim_id` first; a repeated id gets the same lease
+    while it is live.
+    """
 
     claim_id: str
     device: str = "cpu"
@@ -43,12 +45,12 @@ class Grant(Message):
 
 
 class AuditWork(Message):
-    """Recompute of another volunteer's task. The result is sums of the encoded update; the
-    coordinator compares both volunteers' sums and keeps them secret.
+    """Terms of an audit, the recompute of another volunteer's task. The result is sums of the
+    encoded update; the coordinator compares both volunteers' sums and keeps them secret.
     """
 
-    seed: Number  # seed of these sums
-    codec: str  # codec of the other's update
+    seed: Number  # seed of the sums (`shared.tensors.sketch`)
+    codec: str  # codec of the other volunteer's update
 
 
 class Lease(Message):
@@ -63,16 +65,18 @@ class Lease(Message):
     grant: Grant
     price_micro: int  # credit for an accepted contribution
     now: float
-    in_step: bool = False  # begin only once this worker's previous contribution is submitted
+    in_step: bool = False  # True: begin only when this worker's previous contribution is submitted
     part_steps: int = 0  # steps of a part; 0 = one submission at the end
     pull_every: int = 0  # steps between checks for a newer version; 0 = only at the beginning
-    # Wait for the verdict on each part, since a late part is trained again on the newer version.
+    # True: wait for the verdict on each part, since a late part is computed again from the newest
+    # version.
     redo: bool = False
     counted: str = ""  # unit of the steps of a task that trains nothing: games, problems
     # Data of this task alone (games, an opponent), in place of a dataset.
     data: DatasetManifest | None = None
     audit: AuditWork | None = None
-    # The samples are positions of this machine's own data; `dataset` names the example, for assets.
+    # True: the samples are positions in this machine's own data; `dataset` names the example, whose
+    # assets the task reads.
     member: bool = False
 
 
@@ -92,7 +96,7 @@ class ClaimReply(Message):
 
 
 class BeginRequest(Message):
-    """Start of work on a lease, or with `newest` its continuation from the newest version."""
+    """Request to begin work on a lease, or with `newest` to continue it from the newest version."""
 
     attempt: Count
     newest: bool = False

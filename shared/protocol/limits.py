@@ -17,17 +17,18 @@ HEADER_BYTES_MAX = 16 << 10
 NICKNAME_MIN, NICKNAME_MAX = 2, 24
 _NICKNAME_SIGNS = " -_.'"
 _NICKNAME_KINDS = ("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd")  # letters, accents, digits
-DIRECT_BYTES = 1 << 20  # smaller files are not worth the request for another address
+DIRECT_BYTES = 1 << 20  # smaller blobs are downloaded without asking for the store's address
 MIRROR_PIECE_BYTES = 16 << 20  # most waste by a bad mirror; each piece has a hash in the manifest
-UPLOAD_PIECE_BYTES = 256 << 20  # one PUT of a resumable upload
+UPLOAD_PIECE_BYTES = 256 << 20  # most bytes of one PUT of a resumable upload
 UPLOAD_BYTES_MAX = 64 << 30
 LONG_POLL_S_MAX = 60.0
 PARTS_MAX = 1024
-TRIES_MAX = 64
+TRIES_MAX = 64  # most repetitions of one part
 NEWS_MAX = 50  # most verdicts in one reply
+AUDIT_BYTES = 2048  # result of an audit: 256 sums of parameters and 256 of buffers, float32
 
-# Memory for training, bytes a parameter: weights, gradients, two Adam moments, base, activations;
-# on a CPU also snapshots and results (28 measured with a GPT of 10.8 M parameters).
+# Memory for training, in bytes for each parameter: weights, gradients, two Adam moments, base,
+# activations; on a CPU also snapshots and results (28 measured with a GPT of 10.8 M parameters).
 DEVICE_BYTES, CPU_BYTES = 18, 30
 PROCESS_BYTES = 350_000_000  # a worker's process before any model (measured: 299 to 370 MB)
 
@@ -44,13 +45,12 @@ def fits_nickname(char: str) -> bool:
 
 
 def memory_on(device: str, memory_bytes: int) -> int:
-    """Return the bytes that a run needs on a device; `memory_bytes` is from `RunInfo`."""
+    """Return the bytes that a run needs on a device ("cpu", "cuda:0"); `memory_bytes` is that of
+    `RunInfo`.
+    """
     return memory_bytes * CPU_BYTES // DEVICE_BYTES if device == "cpu" else memory_bytes
 
 
 def process_on(device: str, memory_bytes: int) -> int:
-    """Return the memory that a machine needs: `memory_on`, on a CPU also the worker's process."""
+    """Return the bytes that a run needs on a device; on a CPU the worker's process counts too."""
     return memory_on(device, memory_bytes) + (PROCESS_BYTES if device == "cpu" else 0)
-
-
-AUDIT_BYTES = 2048  # answer to an audit: 256 sums of parameters and 256 of buffers, float32

@@ -1,4 +1,4 @@
-"""Rows of listings (leaderboard, losses, ledger), and datasets as volunteers see them."""
+"""Rows of listings: leaderboard, losses, ledger."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Amount = Annotated[int, Meta(ge=0, le=AMOUNT_MAX)]
 
 
 class MembersData(Message):
-    """Data of a run whose members keep it, as an example describes it: the run's dataset, whose
+    """Description of the data that the members of a run keep. The run's dataset is an example: its
     tokenizer, template and sizes build the members' files.
     """
 
@@ -25,7 +25,8 @@ class MembersData(Message):
     heldout_share: float  # share of a member's samples that is never trained on
     train: TrainSettings  # inner optimiser of the run's tasks
     batch_size: int
-    # Contributions that usually make a version, by the plan; 1: one member's alone, 0 = unknown.
+    # Contributions that usually make a version, by the plan; with 1 a version may hold one member's
+    # work alone. 0 = unknown.
     quorum: int = 0
 
 
@@ -35,7 +36,7 @@ class MemberData(Message):
     samples: Annotated[int, Meta(ge=1, le=AMOUNT_MAX)]  # samples of one pass
     items: Amount  # tokens that are learnt from, or pictures
     heldout: Amount = 0  # held-out samples
-    # random name of the data, another one for other data: a new pass begins
+    # random name of the data; changed data gets another name, with which a new pass begins
     edition: Annotated[str, Meta(max_length=32)] = ""
 
 
@@ -44,4 +45,4 @@ class HeldoutSums(Message):
 
     version: Count
     loss_sum: Annotated[float, Meta(ge=0, le=LOSS_SUM_MAX)]
-    items: Annotated[int, Meta(ge=1, le=AMOUNT_MAX)]  # items that the sum is of
+    items: Annotated[int, Meta(ge=1, le=AMOUNT_MAX)]  # number of summed losses

@@ -1,8 +1,8 @@
 """Record of the coordinator as a Merkle tree: heads, proofs, and receipts of payments.
 
 The entries of the ledger and the lines of the record are the leaves of one tree (RFC 9162), in the
-order in which they were sealed. A head states the number of entries and their root; anyone who kept
-one can demand a proof that its entries are still there, unchanged.
+order in which they were sealed. A head states the number of entries and their root; whoever keeps a
+head can demand a proof that the entries under it are still there, unchanged.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from shared.protocol.base import Message
 
 Hash = Annotated[str, Meta(max_length=2 * merkle.HASH_BYTES)]  # hex
 Hashes = Annotated[tuple[Hash, ...], Meta(max_length=merkle.PROOF_MAX + 1)]
-Places = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-PAID = ("earn", "escrow", "vest", "answer", "answered")  # kinds of entries that bring a receipt
+Places = Annotated[int, Meta(ge=0, le=2**63 - 1)]  # number of leaves, or index of a leaf
+PAID = ("earn", "escrow", "vest", "answer", "answered")  # kinds of entries with a receipt
 RECEIPTS_MAX = 100  # receipts in one reply
 
 
@@ -59,14 +59,14 @@ class SignedRestore(Message):
 
 
 class TreeProof(Message):
-    """Proof of consistency."""
+    """Proof of consistency: the record of `size` entries begins with that of a smaller size."""
 
-    size: Places  # size of the proof's larger tree
+    size: Places
     hashes: Hashes
 
 
 class LedgerEntry(Message):
-    """Complete entry of the ledger, as its leaf covers it."""
+    """Entry of the ledger with everything that its leaf is a hash of."""
 
     id: int
     key: str
@@ -88,7 +88,7 @@ class Receipt(Message, kw_only=True):
     version: int | None  # version that it was merged into; None for work that needs no merge
     credits_micro: int
     entry: LedgerEntry
-    leaf: Places  # number of its leaf in the tree
+    leaf: Places  # index of the entry's leaf in the tree
     proof: Hashes
     tree: TreeHead
 
@@ -99,12 +99,12 @@ class SignedReceipt(Message):
 
 
 def leaf_hash(log: str, fields: Sequence[object]) -> bytes:
-    """Return the leaf of a row with content `fields` in a log ("events" or "record")."""
+    """Return the hash of the leaf for a row of a log ("events" or "record") with these fields."""
     return merkle.leaf(msgspec.json.encode([log, *fields]))
 
 
 def ledger_leaf(entry: LedgerEntry) -> bytes:
-    """Return the leaf of an entry of the ledger."""
+    """Return the hash of the leaf for an entry of the ledger."""
     moves = sorted(entry.moves)
     fields = [entry.key, entry.kind, entry.run_id, entry.contribution_id, entry.memo, moves]
     digest = sha256(msgspec.json.encode(fields)).hexdigest()

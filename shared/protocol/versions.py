@@ -43,9 +43,8 @@ class Snapshot(Message):
 
 
 class Downlink(Message):
-    """Parts of routes to a version's published weights that may be shorter than the whole file.
-
-    The whole file can always be downloaded instead.
+    """Links and snapshots that lead to a version's published weights with fewer bytes than the
+    whole file. The whole file can always be downloaded instead.
     """
 
     links: tuple[Link, ...] = ()  # newest first
@@ -144,12 +143,12 @@ class VersionInfo(Message):
 
 
 def chunks_digest(dataset: DatasetManifest) -> str:
-    """Return the hash of a dataset's public part: training chunks, assets, and how to read them.
-    The held-out split is not part of it and is never served to volunteers.
+    """Return the SHA-256 in hex of a dataset's public part: training chunks, assets, kind and
+    metadata. The held-out split is not part of it and is never served to volunteers.
     """
 
-    def said(chunk: ChunkRef) -> list[object]:
+    def facts(chunk: ChunkRef) -> list[object]:
         return [chunk.sha256, chunk.size, chunk.items]
 
-    assets = {name: said(chunk) for name, chunk in dataset.assets.items()}
-    return digest(canonical([dataset.kind, [*map(said, dataset.chunks)], assets, dataset.meta]))
+    assets = {name: facts(chunk) for name, chunk in dataset.assets.items()}
+    return digest(canonical([dataset.kind, [*map(facts, dataset.chunks)], assets, dataset.meta]))

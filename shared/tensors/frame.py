@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from shared.errors import InvalidFrame
 from shared.files.deletions import delete_file
-from shared.files.disk_writes import PARTIAL_SUFFIX, storing, sync_directory
+from shared.files.disk_writes import PARTIAL_SUFFIX, full_disk_errors, sync_directory
 from shared.tensors.header import (
     HEADER_BYTES_MAX,
     LENGTH_BYTES,
@@ -249,7 +249,7 @@ class FrameWriter:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with storing(self._path):
+        with full_disk_errors(self._path):
             try:
                 yield
             except OSError:

@@ -44,8 +44,8 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refusal(output: Output, subject: Subject, name: str) -> Sentence | None:
-    """Return the sentence that refuses a subject to a model, and names what to do instead; None if
-    the model can do it.
+    """Return the sentence that refuses a subject to a model, and names a command that works
+    instead; None if the model can do it.
     """
     if output in _OUTPUTS[subject]:
         return None

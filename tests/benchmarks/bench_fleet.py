@@ -217,7 +217,7 @@ async def serve(folder: Path) -> None:
     listener = listen("127.0.0.1", 0)
     async with opened_app(settings, exclusive=True) as coordinator:
         print(listener.getsockname()[1], flush=True)
-        gc_freeze.settle()
+        gc_freeze.tune_for_server()
         await uvicorn.Server(uvicorn_config(coordinator)).serve(sockets=[listener])
 
 

@@ -101,7 +101,7 @@ async def reside(options: argparse.Namespace) -> None:
     schema = decode((folder.parent / "schema.json").read_bytes(), Schema)
     resident = Resident(options, folder, schema)
     await resident.join()
-    gc_freeze.spare()  # as a volunteer does
+    gc_freeze.freeze()  # as a volunteer does
     sent, received, before = 0, 0, time.process_time()
     began, stages = [], []
     for turn in range(options.rounds + WARM + 1):

@@ -22,8 +22,8 @@ from shared.errors import (
     UpgradeRequired,
 )
 from shared.network.links import JoinLink, is_loopback
-from shared.proofs.proof_of_work import likely_done, solve
-from shared.proofs.signing import fits, is_whole
+from shared.proofs.proof_of_work import solve, solved_probability
+from shared.proofs.signing import fingerprint_fits, is_whole_fingerprint
 from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterReply, RegisterRequest, ServerInfo
 from shared.protocol.limits import PROTOCOL
@@ -115,8 +115,8 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = 0.0) -> Se
             "the coordinator's key cannot be read: ask your organiser for a new link"
         )
         raise BadSignature(sentence) from error
-    if link.fingerprint and not fits(key, link.fingerprint):
-        if not is_whole(link.fingerprint):
+    if link.fingerprint and not fingerprint_fits(key, link.fingerprint):
+        if not is_whole_fingerprint(link.fingerprint):
             raise BadRequest(
                 Sentence(
                     'the part "{name}" of the join link is damaged; copy the link whole',
@@ -251,7 +251,9 @@ async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: f
 
     def tried(count: int) -> bool:
         if not over.is_set():
-            loop.call_soon_threadsafe(progress, challenge.bits, likely_done(count, challenge.bits))
+            loop.call_soon_threadsafe(
+                progress, challenge.bits, solved_probability(count, challenge.bits)
+            )
         return not over.is_set()
 
     try:

@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import Configuration, StorageFull
-from shared.files.disk_writes import storing
+from shared.files.disk_writes import full_disk_errors
 from shared.files.text_file import read_text
 from shared.proofs.signing import digest
 from shared.protocol.accounts import Benchmark, ServerInfo
@@ -180,7 +180,7 @@ class Profile:
         StorageFull.
         """
         path = self.path / "lock"
-        with storing(path):  # unbuffered, since a buffer would fail a second time on close
+        with full_disk_errors(path):  # unbuffered, since a buffer would fail a second time on close
             opened = path.open("a+b", buffering=0)
         with opened as file:
             if not _try_lock(file):
@@ -195,7 +195,7 @@ class Profile:
                     )
                 )
             file.truncate(0)
-            with storing(path):
+            with full_disk_errors(path):
                 file.write(str(os.getpid()).encode())
             try:
                 yield

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from shared.errors import BadRequest, NotFound, Unavailable, VolunteerError
-from shared.files.source_paths import existing
+from shared.files.source_paths import existing_path
 from shared.nearest import hint
 from shared.programs.progress_line import ProgressLine
 from shared.sentences import Sentence
@@ -69,7 +69,7 @@ def add(
         )
     if json and not yes:
         raise BadRequest(ASKS_NOTHING)
-    sources = OwnSources(paths=[existing(path) for path in paths], column=column)
+    sources = OwnSources(paths=[existing_path(path) for path in paths], column=column)
     addition = _Addition(run, sources, profile)
     return addition.carry_out(yes=yes, json=json)
 

@@ -9,10 +9,10 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from shared.errors import BadRequest, VolunteerError, of_system
-from shared.programs.command_hints import completed, options
-from shared.programs.interrupts import end_quietly, raise_again
-from shared.programs.silence_watch import at_rest
+from shared.errors import BadRequest, VolunteerError, system_error
+from shared.programs.command_hints import complete_commands, options
+from shared.programs.interrupts import exit_on_interrupt, raise_on_interrupt
+from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence
 from shared.text import error_line
 from volunteer.i18n.catalogue import _, pgettext, shown
@@ -44,7 +44,7 @@ def exit_code(command: Callable[[], object]) -> int:
 
 def _outcome(command: Callable[[], object]) -> int:
     try:
-        raise_again()
+        raise_on_interrupt()
         result = command()
     except VolunteerError as error:
         return say(shown(error.message), error.exit_code)
@@ -53,7 +53,7 @@ def _outcome(command: Callable[[], object]) -> int:
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has ended
         return 0
     except (OSError, UnicodeEncodeError) as error:
-        sentence, code = of_system(error)
+        sentence, code = system_error(error)
         return say(shown(sentence), code)
     return result if isinstance(result, int) else 0
 
@@ -96,7 +96,7 @@ def agreed(question: str) -> bool:
 
     yes, choice = pgettext("answer", "yes"), pgettext("answer", "[y/N]")
     try:
-        with at_rest():
+        with pause_watch():
             line = input(f"{_(question)} {choice} ")
     except EOFError as error:
         raise BadRequest(Sentence("no terminal to confirm in: add --yes")) from error
@@ -109,7 +109,7 @@ def agreed(question: str) -> bool:
 
 def hinted(text: str, profile: str) -> str:
     """Return the text with the profile added to our commands in backticks."""
-    return completed(text, "volunteer", options({"profile": profile}))
+    return complete_commands(text, "volunteer", options({"profile": profile}))
 
 
 def for_machines(json: bool) -> None:
@@ -148,7 +148,7 @@ def remark(sentence: str) -> None:
 
 def end(code: int) -> NoReturn:
     """End the process at once: leaving Python while a thread trains in torch aborts (measured)."""
-    end_quietly()
+    exit_on_interrupt()
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()
     flushing.join(FLUSH_S)  # a full pipe without a reader would block for ever

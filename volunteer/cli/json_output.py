@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from shared.sentences import english
+from shared.sentences import encode_english
 
 
 def print_json(value: object) -> int:
@@ -13,7 +13,7 @@ def print_json(value: object) -> int:
 
     from shared.text import ascii_json
 
-    print(ascii_json(msgspec.json.encode(value, enc_hook=english).decode()))
+    print(ascii_json(msgspec.json.encode(value, enc_hook=encode_english).decode()))
     return 0
 
 

@@ -13,7 +13,7 @@ from cyclopts.validators import Number
 
 from shared.errors import VolunteerError
 from shared.programs.help_groups import add_help, group
-from shared.programs.silence_watch import signs_of_life
+from shared.programs.silence_watch import watch_silence
 from shared.sentences import Sentence
 from volunteer.cli import exit_codes, manage, prompt_commands
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
@@ -375,7 +375,7 @@ def _parsed(argv: list[str]) -> object:
         words, _rest, _more = app.parse_commands(argv)
         if not words:  # the start confines itself, and says what it waits for
             return command(*bound.args, **bound.kwargs)
-        with signs_of_life(" ".join(("volunteer", *words)), shown):
+        with watch_silence(" ".join(("volunteer", *words)), shown):
             return command(*bound.args, **bound.kwargs)
     except VolunteerError as error:
         error.message = hinted(shown(error.message), bound.arguments.get("profile", ""))

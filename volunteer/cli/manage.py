@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from shared.errors import BadRequest, Configuration, VolunteerError
-from shared.programs.silence_watch import at_rest
+from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence
 from volunteer.cli.data_commands import app as data
 from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, agreed, hinted, remark
@@ -307,7 +307,7 @@ def logs(*, profile: Profile = "") -> int:
     if not described.log:
         raise Configuration(Sentence("the service writes to its window"))
     remark(_("following the log of the service, until Ctrl-C; lines come as it writes them"))
-    with at_rest():
+    with pause_watch():
         return subprocess.call(described.log)
 
 

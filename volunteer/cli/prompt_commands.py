@@ -13,7 +13,7 @@ from cyclopts.validators import Number
 
 from shared.errors import BadRequest
 from shared.files.text_file import UTF8
-from shared.programs.silence_watch import at_rest
+from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence, figure
 from shared.text import printable
 from shared.units import DAY_S, MIB
@@ -372,7 +372,7 @@ async def _said(
 def _line() -> str:
     """Return the next line of a person or a file; "" at the end."""
     try:
-        with at_rest():
+        with pause_watch():
             return input("> " if at_terminal() else "").strip()
     except EOFError:
         return ""
@@ -381,7 +381,7 @@ def _line() -> str:
 def _standard_input() -> str:
     if sys.stdin.isatty():
         remark(_("the text to continue; Ctrl-D on an empty line ends it"))
-    with at_rest():
+    with pause_watch():
         data = sys.stdin.buffer.read(PROMPT_BYTES_MAX + 1)
     if len(data) > PROMPT_BYTES_MAX:
         most = figure(f"{PROMPT_BYTES_MAX:,}")

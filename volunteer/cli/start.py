@@ -26,7 +26,7 @@ from shared.clock import SystemClock
 from shared.errors import BadRequest, Configuration, Unreachable, VolunteerError
 from shared.files.deletions import delete_folder
 from shared.programs import gc_freeze
-from shared.programs.silence_watch import at_rest
+from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark, renamed, to_machines
@@ -110,7 +110,7 @@ def work(options: StartOptions) -> int:
                 if not options.screen and settings.priority == "low":
                     priority.lower_process()
                 listener = _confine(settings, directories, screen=options.screen)
-                gc_freeze.spare()
+                gc_freeze.freeze()
                 return asyncio.run(_work(options, directories, settings, listener))
         outcome = asyncio.run(_attach(options, profile, settings)) if options.screen else ""
         if isinstance(outcome, int):
@@ -448,12 +448,12 @@ def announcing(connect: Connect) -> Connect:
 def _say_work(bits: int, done: float) -> None:
     """Print once that joining needs some seconds of computation."""
     if done == 0.0:
-        from shared.proofs.proof_of_work import work_words
+        from shared.proofs.proof_of_work import search_time_text
 
         remark(
             _(
                 "this coordinator is open to everybody: joining it takes about {time} of computing",
-                time=work_words(bits),
+                time=search_time_text(bits),
             )
         )
 
@@ -519,7 +519,7 @@ async def _play(directories: Directories, game: Match) -> int:
                 look=_look(settings, first=False),
             )
             try:
-                with at_rest():
+                with pause_watch():
                     return await screen.run_async() or 0
             finally:
                 rival.close()

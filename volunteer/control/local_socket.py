@@ -23,9 +23,9 @@ import msgspec
 
 from shared.clock import Clock
 from shared.decoding import MALFORMED, decode
-from shared.errors import BadRequest, Unreachable, VolunteerError, of_code
+from shared.errors import BadRequest, Unreachable, VolunteerError, error_of_code
 from shared.files.deletions import delete_file
-from shared.sentences import Sentence, parts
+from shared.sentences import Sentence, encode_parts
 from volunteer.control.commands import (
     Command,
     CommandLine,
@@ -144,7 +144,7 @@ class ControlServer:
         except VolunteerError as error:
             return ReplyLine(id=request.id, code=error.code, message=error.message)
         return ReplyLine(
-            id=request.id, value=msgspec.Raw(msgspec.json.encode(value, enc_hook=parts))
+            id=request.id, value=msgspec.Raw(msgspec.json.encode(value, enc_hook=encode_parts))
         )
 
 
@@ -186,7 +186,7 @@ class RemoteVolunteer:
                     if waiting.done():  # the caller was cancelled meanwhile
                         continue
                     if line.code:
-                        waiting.set_exception(of_code(line.code, line.message))
+                        waiting.set_exception(error_of_code(line.code, line.message))
                     else:
                         waiting.set_result(line.value)
         except (ConnectionError, BadRequest):
@@ -236,7 +236,7 @@ async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
 
 
 async def _send(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
-    writer.write(msgspec.json.encode(message, enc_hook=parts) + b"\n")
+    writer.write(msgspec.json.encode(message, enc_hook=encode_parts) + b"\n")
     await writer.drain()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from shared.protocol.base import Cause, Reason, Standstill
 from shared.protocol.contributions import Verdict
-from shared.sentences import Sentence, of
+from shared.sentences import Sentence, sentence_of
 from shared.text import printable
 from volunteer.i18n.catalogue import N_
 
@@ -108,9 +108,9 @@ def judged(verdict: Verdict) -> str:
         return Sentence("waiting for the merge") if verdict.state == "accepted" else ""
     if verdict.reason:
         return _by_code(VERDICTS, verdict.reason, words)
-    return of(words, SAYS, {"words": words})
+    return sentence_of(words, SAYS, {"words": words})
 
 
 def _by_code(table: Mapping[Any, str], code: str, words: str) -> str:
     message = table.get(code, "")
-    return of(words, message, {"words": words} if "{words}" in message else {})
+    return sentence_of(words, message, {"words": words} if "{words}" in message else {})

@@ -21,8 +21,8 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from shared.decoding import MALFORMED, decode
-from shared.errors import BadRequest, Unreachable, VolunteerError, of_code
-from shared.sentences import Sentence, english, parts
+from shared.errors import BadRequest, Unreachable, VolunteerError, error_of_code
+from shared.sentences import Sentence, encode_english, encode_parts
 from volunteer.control.commands import ReplyLine
 from volunteer.machine import system_calls
 
@@ -74,7 +74,7 @@ def do(job: Callable[..., T], *arguments: object) -> T:
             Sentence("the part of the program outside its sandbox has ended: start it again")
         ) from error
     if reply.code:
-        raise of_code(reply.code, reply.message)
+        raise error_of_code(reply.code, reply.message)
     return cast(T, decode(reply.value))
 
 
@@ -135,11 +135,11 @@ def _answer(peer: socket.socket, jobs: Mapping[str, Job]) -> None:
             name, arguments = decode(_all(peer), tuple[str, list[Any]])
             if name not in jobs:
                 raise BadRequest(Sentence("nothing outside the sandbox does this"))
-            value = msgspec.json.encode(jobs[name](*arguments), enc_hook=english)
+            value = msgspec.json.encode(jobs[name](*arguments), enc_hook=encode_english)
             reply = ReplyLine(id=0, value=msgspec.Raw(value))
         except VolunteerError as error:
             reply = ReplyLine(id=0, code=error.code, message=error.message)
-        peer.sendall(msgspec.json.encode(reply, enc_hook=parts))
+        peer.sendall(msgspec.json.encode(reply, enc_hook=encode_parts))
 
 
 def _all(peer: socket.socket) -> bytes:

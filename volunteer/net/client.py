@@ -23,10 +23,10 @@ from shared.clock import Clock
 from shared.decoding import MALFORMED, decode
 from shared.errors import VolunteerError
 from shared.network.links import is_loopback
-from shared.network.proxy import named, proxy_of
+from shared.network.proxy import proxy_of, without_credentials
 from shared.network.tls_pin import WrongCertificate
 from shared.protocol.limits import API, HEARTBEAT_S, JSON_BYTES_MAX
-from shared.sentences import Sentence, english, figure
+from shared.sentences import Sentence, encode_english, figure
 from shared.text import printable
 from volunteer.net.bandwidth import Throttle, TimeLimit
 from volunteer.net.peer import Peer, other_coordinator
@@ -114,7 +114,7 @@ class Client:
         self._context = context_for(address)
         self._peer = Peer(address, self._prove)
         proxy = "" if transport is not None else proxy_of(address.url)
-        self._proxy = proxy and named(proxy)
+        self._proxy = proxy and without_credentials(proxy)
         try:
             self._http = httpx.AsyncClient(
                 base_url=address.url + API,
@@ -150,7 +150,7 @@ class Client:
 
         async def once() -> T:
             body = call.body() if callable(call.body) else call.body
-            content = b"" if body is None else msgspec.json.encode(body, enc_hook=english)
+            content = b"" if body is None else msgspec.json.encode(body, enc_hook=encode_english)
             limit = TimeLimit(call.timeout_s + self.slack_s)
             more: dict[str, Any] = {"params": dict(call.query) or None, "content": content or None}
             more |= {"timeout": _timeout(call.timeout_s), "secret": call.secret}

@@ -15,7 +15,7 @@ from typing import BinaryIO, TypeAlias
 import msgspec
 
 from shared.errors import BadRequest, Conflict, Internal, InvalidFrame, NotFound, Unreachable
-from shared.files.cancel_safe_open import opened
+from shared.files.cancel_safe_open import open_in_thread
 from shared.protocol import endpoints
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.limits import DIRECT_BYTES, MIRROR_PIECE_BYTES, UPLOAD_PIECE_BYTES
@@ -73,7 +73,7 @@ class Transfers:
         return file
 
     async def _download(self, ref: BlobRef, on_bytes: OnBytes) -> Path:
-        partial = await opened(self._cache.partial, ref.sha256, ref.size)
+        partial = await open_in_thread(self._cache.partial, ref.sha256, ref.size)
 
         async def once() -> None:
             await self._pull(partial, on_bytes)
@@ -109,7 +109,7 @@ class Transfers:
         hashes = ref.pieces or (ref.sha256,)
         if not self.mirrors or len(hashes) != -(-ref.size // MIRROR_PIECE_BYTES):
             return None
-        with closing(await opened(self._cache.partial, ref.sha256, ref.size)) as partial:
+        with closing(await open_in_thread(self._cache.partial, ref.sha256, ref.size)) as partial:
             while partial.offset < ref.size:
                 index, skip = divmod(partial.offset, MIRROR_PIECE_BYTES)
                 start = partial.offset - skip
@@ -156,7 +156,7 @@ class Transfers:
 
     async def _from_elsewhere(self, ref: BlobRef, on_bytes: OnBytes, url: str) -> Path | None:
         """Return the file of a blob from another server; None if that fails."""
-        partial = await opened(self._cache.partial, ref.sha256, ref.size)
+        partial = await open_in_thread(self._cache.partial, ref.sha256, ref.size)
         headers = {"Range": f"bytes={partial.offset}-"} if partial.offset else {}
         try:
             if partial.offset < partial.size:

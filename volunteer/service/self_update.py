@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from shared.errors import BadSignature, Configuration, NotFound, Unavailable, VolunteerError
-from shared.programs.installation import in_source_tree, installing
+from shared.programs.installation import in_source_tree, install_command
 from shared.programs.wheel import PROJECT, own_wheel
 from shared.proofs.signing import verify_text
 from shared.protocol import endpoints
@@ -73,12 +73,12 @@ def replace(name: str, data: bytes) -> None:
         new.write_bytes(data)
         before.write_bytes(old.data)
         try:
-            _run(installing("--force-reinstall", "--no-deps", str(new)), INSTALL_S)
+            _run(install_command("--force-reinstall", "--no-deps", str(new)), INSTALL_S)
             # Dependencies that only the new version has; torch stays the build that it is.
-            _run(installing(str(new), f"torch=={version('torch')}"), INSTALL_S)
+            _run(install_command(str(new), f"torch=={version('torch')}"), INSTALL_S)
             _run([sys.executable, "-c", _START], START_S)
         except VolunteerError as error:
-            _run(installing("--force-reinstall", "--no-deps", str(before)), INSTALL_S)
+            _run(install_command("--force-reinstall", "--no-deps", str(before)), INSTALL_S)
             raise Unavailable(
                 Sentence(
                     "the new version does not start ({problem}); the one before is installed again",

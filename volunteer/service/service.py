@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shared.errors import Configuration, why
 from shared.files.deletions import delete_file
-from shared.sentences import Sentence, of
+from shared.sentences import Sentence, sentence_of
 from volunteer.files import private_directory, write_whole
 from volunteer.service.service_units import Service, Target
 
@@ -110,7 +110,7 @@ def _run(command: tuple[str, ...], *, must: bool = True) -> None:
 
 def _failed(command: tuple[str, ...], output: list[str]) -> Sentence:
     """Return the system's error, with the remedy if it is known."""
-    reason = of(output[-1].rstrip(".")) if output else Sentence("no reason was given")
+    reason = sentence_of(output[-1].rstrip(".")) if output else Sentence("no reason was given")
     failed = Sentence("`{command}` failed: {why}", command=shlex.join(command), why=reason)
     if "--user" not in command or "bus" not in reason:
         return failed

@@ -239,7 +239,7 @@ class Trainer:
         while (job := self._jobs.get()) is not None:
             try:
                 if not configured:
-                    with gc_freeze.spared():
+                    with gc_freeze.long_lived():
                         import torch
 
                     torch.set_num_threads(self._threads)

@@ -118,7 +118,7 @@ def inclusions(conn: Connection, places: Sequence[int], size: int) -> list[list[
     """Return the proofs that existing leaves are in the tree of `size` entries, each node read
     once.
     """
-    return _proofs(conn, [partial(merkle.inclusion, index=at, size=size) for at in places])
+    return _proofs(conn, [partial(merkle.inclusion_proof, index=at, size=size) for at in places])
 
 
 def consistency(conn: Connection, old: int, new: int) -> list[bytes]:
@@ -126,7 +126,7 @@ def consistency(conn: Connection, old: int, new: int) -> list[bytes]:
     _check_size(conn, new)
     if not 0 < old <= new:
         raise NotFound(f"a record of {new} entries does not begin with one of {old}")
-    return _proofs(conn, [partial(merkle.consistency, old=old, new=new)])[0]
+    return _proofs(conn, [partial(merkle.consistency_proof, old=old, new=new)])[0]
 
 
 def paid(conn: Connection, volunteer_id: str, after: int, limit: int) -> list[Paid]:

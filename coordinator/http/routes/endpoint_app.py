@@ -35,7 +35,7 @@ from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
 from shared.network.links import is_loopback
 from shared.protocol.base import ErrorBody
 from shared.protocol.endpoint import KEY_MAX, NUMBERS, Endpoint
-from shared.sentences import english
+from shared.sentences import encode_english
 
 if TYPE_CHECKING:
     from coordinator.accounts.accounts import Principal
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Body = TypeVar("Body")
 
 _NUMBER = re.compile(rf"[0-9]{{1,{INTEGER_DIGITS_MAX}}}")
-_encode = msgspec.json.Encoder(enc_hook=english).encode
+_encode = msgspec.json.Encoder(enc_hook=encode_english).encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

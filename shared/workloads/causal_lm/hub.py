@@ -18,7 +18,7 @@ import msgspec
 
 from shared.errors import Configuration, InvalidRunFile, Unavailable, VolunteerError, why
 from shared.files.deletions import delete_file
-from shared.programs.installation import lacking
+from shared.programs.installation import missing_extra_error
 from shared.programs.machine_limits import disk_bytes
 from shared.text import escaped, size
 from shared.workloads.causal_lm import architectures, model_folder
@@ -243,7 +243,7 @@ def _endpoint() -> str | None:
 
 
 def _missing() -> Configuration:
-    return lacking("a model of a hub", "hf")
+    return missing_extra_error("a model of a hub", "hf")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import msgspec
 from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile
 from shared.files.text_file import unmarked
-from shared.programs.installation import lacking
+from shared.programs.installation import missing_extra_error
 from shared.text import printable
 from shared.workloads.data.skipped import Skipped, walk
 
@@ -77,7 +77,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         import pyarrow
     except ImportError as error:
-        raise lacking(f"reading {path}", "datasets") from error
+        raise missing_extra_error(f"reading {path}", "datasets") from error
     try:
         yield
     except (pyarrow.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import decoded_line
+from shared.decoding import decode_line
 from shared.errors import InvalidRunFile, why
 from shared.files.text_file import unmarked
 from shared.workloads.base import ChunkRef, DatasetManifest
@@ -98,7 +98,7 @@ _KINDS = {"choice": "choices", "exact": "an answer to write"}
 
 
 def _example(line: bytes, place: str) -> Example:
-    example = decoded_line(line, Example, place)
+    example = decode_line(line, Example, place)
     answer = example.answer
     choice = isinstance(answer, int)
     texts = (*example.choices, *(() if isinstance(answer, int) else example.answers))

@@ -1,4 +1,4 @@
-"""Dialogues of a held-out part, each whole: what a model is measured on, whatever its windows."""
+"""Whole dialogues of a held-out part, on which a model is measured whatever its windows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Dialogue = NDArray[np.int64]
 
 
 def whole_dialogues(heldout: Data, vocab_size: int, most: int) -> list[Dialogue]:
-    """Return the dialogues of all chunks as marked tokens, or so many of them, in a fixed mixed
-    order, that they have `most` tokens. Raises InvalidRunFile for an unusable chunk.
+    """Return dialogues of all chunks as marked tokens, in a fixed mixed order, at least one and at
+    most `most` tokens of them. Raises InvalidRunFile for an unusable chunk.
     """
     chunks = TokenChunks(heldout, vocab_size)
     dialogues: list[NDArray[np.unsignedinteger]] = []
@@ -24,22 +24,23 @@ def whole_dialogues(heldout: Data, vocab_size: int, most: int) -> list[Dialogue]
         tokens = chunks.tokens(index)
         starts = np.flatnonzero(tokens & np.uint32(FIRST))
         dialogues += np.split(tokens, starts[1:])
-    chosen: list[Dialogue] = []
+    selected: list[Dialogue] = []
     count = 0
     for place in permutation(len(dialogues), 0, 0):
-        if chosen and count + len(dialogues[place]) > most:
+        if selected and count + len(dialogues[place]) > most:
             break
         if (dialogues[place][1:] & np.uint32(LEARNT)).any():
-            chosen.append(dialogues[place].astype(np.int64))
+            selected.append(dialogues[place].astype(np.int64))
             count += len(dialogues[place])
-    return chosen
+    return selected
 
 
 def rows_of(
     dialogues: Sequence[Dialogue], context: int, logits_max: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Yield dialogues of like length as rows (B, T + 1), -1 after their ends, of at most
-    `logits_max` targets together; one that exceeds the context loses its end.
+    """Yield batches of dialogues of similar length, as rows (B, T + 1) with -1 after their ends.
+
+    A batch has at most `logits_max` targets; a dialogue longer than the context loses its end.
     """
     order = sorted(range(len(dialogues)), key=lambda place: len(dialogues[place]))
     batch: list[Dialogue] = []

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shared.decoding import decode
 from shared.errors import BadRequest
-from shared.programs.installation import lacking
+from shared.programs.installation import missing_extra_error
 from shared.workloads.base import ConvertedModel
 from shared.workloads.training.gguf_tokenizer import (
     REFUSED,
@@ -81,7 +81,7 @@ def as_gguf(model: ConvertedModel) -> ConvertedModel:
     Raises Configuration without the library, BadRequest for what llama.cpp would compute otherwise.
     """
     if importlib.util.find_spec("gguf") is None:
-        raise lacking("a GGUF file", "gguf")
+        raise missing_extra_error("a GGUF file", "gguf")
     if "tokenizer.json" not in model.files:
         raise BadRequest(f"{REFUSED} a model without a tokenizer: llama.cpp needs one")
     folder = _Folder(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import BadRequest
-from shared.programs.installation import lacking
+from shared.programs.installation import missing_extra_error
 
 NAME = "model.onnx"
 CODE = (
@@ -39,7 +39,7 @@ def onnx_file(
     if sum(tensor.nbytes for tensor in network.state_dict().values()) > _BYTES_MAX:
         raise BadRequest("an ONNX file holds 2 GiB, less than this model: export it as safetensors")
     if not all(map(importlib.util.find_spec, _NEEDS)):
-        raise lacking("an ONNX file", "onnx")
+        raise missing_extra_error("an ONNX file", "onnx")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     entry, outputs = names
     # the exporter prints its steps, and warns about its own calls

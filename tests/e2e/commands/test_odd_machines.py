@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.database.engine.sqlite import CLOCK_KEY
-from shared.errors import of_system
+from shared.errors import system_error
 from tests.support.command_line import Run
 from tests.support.local_coordinator import RUN
 
@@ -66,7 +66,7 @@ def test_a_home_that_cannot_be_written_is_a_sentence_and_78(
     [(errno.EROFS, 78), (errno.ENOLCK, 78), (errno.ENOSPC, 75), (errno.EDQUOT, 75), (errno.EIO, 1)],
 )
 def test_refusals_of_the_system_have_their_exit_code(number: int, code: int) -> None:
-    text, found = of_system(OSError(number, os.strerror(number), "/srv/lock"))
+    text, found = system_error(OSError(number, os.strerror(number), "/srv/lock"))
     assert found == code
     assert text.startswith("/srv/lock: ")
 

@@ -12,7 +12,7 @@ from coordinator.admin.remote_server import RemoteServer
 from shared.clock import SystemClock
 from shared.errors import Configuration, Unreachable
 from shared.network.links import parse_link
-from shared.network.proxy import named, proxy_of
+from shared.network.proxy import proxy_of, without_credentials
 from shared.protocol import endpoints
 from shared.protocol.accounts import ServerInfo
 from tests.e2e.conftest import Forked
@@ -47,7 +47,7 @@ def test_the_variables_are_read_as_other_programs_do(monkeypatch: pytest.MonkeyP
     assert proxy_of(URL) == "http://10.0.0.1:3128"
     monkeypatch.setenv("HTTPS_PROXY", "socks5h://ann:secret@10.0.0.2")
     assert proxy_of(URL) == "socks5h://ann:secret@10.0.0.2"
-    assert named(proxy_of(URL)) == "socks5h://10.0.0.2"
+    assert without_credentials(proxy_of(URL)) == "socks5h://10.0.0.2"
     assert proxy_of("https://127.0.0.1:8765") == ""
     monkeypatch.setenv("NO_PROXY", ".example.org")
     assert proxy_of(URL) == ""

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
-from shared.files.cancel_safe_open import opened
+from shared.files.cancel_safe_open import open_in_thread
 
 
 class Door:
@@ -39,14 +39,14 @@ def door(tmp_path: Path) -> Door:
 async def test_what_is_opened_is_given(door: Door) -> None:
     door.allowed.set()
     with ThreadPoolExecutor(1) as pool:
-        assert await opened(door.open, pool=pool) is door
+        assert await open_in_thread(door.open, pool=pool) is door
     assert not door.file.closed
     door.close()
 
 
 async def test_whoever_is_cancelled_while_the_thread_opens_leaves_nothing_open(door: Door) -> None:
     with ThreadPoolExecutor(1) as pool:
-        opening = asyncio.create_task(opened(door.open, pool=pool))
+        opening = asyncio.create_task(open_in_thread(door.open, pool=pool))
         assert await asyncio.to_thread(door.reached.wait, 30)
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -58,7 +58,7 @@ async def test_whoever_is_cancelled_while_the_thread_opens_leaves_nothing_open(d
 async def test_whoever_is_cancelled_as_it_opens_leaves_nothing_open(door: Door) -> None:
     door.allowed.set()
     with ThreadPoolExecutor(1) as pool:
-        opening = asyncio.create_task(opened(door.open, pool=pool))
+        opening = asyncio.create_task(open_in_thread(door.open, pool=pool))
         await asyncio.sleep(0)  # it has asked the thread
         pool.shutdown()  # which is done: only the loop does not know yet
         opening.cancel()
@@ -69,4 +69,4 @@ async def test_whoever_is_cancelled_as_it_opens_leaves_nothing_open(door: Door) 
 
 async def test_an_error_of_the_thread_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await opened((tmp_path / "nothing").open)
+        await open_in_thread((tmp_path / "nothing").open)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli.target import Where
-from shared.programs.command_hints import completed, options
+from shared.programs.command_hints import complete_commands, options
 from volunteer.cli.main import run_command
 
 
@@ -18,10 +18,12 @@ def test_a_command_in_backticks_is_completed_and_nothing_else() -> None:
     text = (
         "`coordinator run list` shows the coordinator's runs; `coordinators` and `volunteer` do not"
     )
-    assert completed(text, "coordinator", more) == text.replace("run list", "run list" + more)
-    assert completed(text, "coordinator", "") == text
-    again = completed(completed(text, "coordinator", more), "coordinator", more)
-    assert again == completed(text, "coordinator", more)
+    assert complete_commands(text, "coordinator", more) == text.replace(
+        "run list", "run list" + more
+    )
+    assert complete_commands(text, "coordinator", "") == text
+    again = complete_commands(complete_commands(text, "coordinator", more), "coordinator", more)
+    assert again == complete_commands(text, "coordinator", more)
 
 
 def test_a_password_is_not_printed_again() -> None:

@@ -84,7 +84,7 @@ def test_known_roots(size: int) -> None:
 
 @pytest.mark.parametrize(("old", "new"), KNOWN_CONSISTENCY)
 def test_known_proofs(old: int, new: int) -> None:
-    proof = merkle.consistency(grown(KNOWN).node, old, new)
+    proof = merkle.consistency_proof(grown(KNOWN).node, old, new)
     assert tuple(node.hex() for node in proof) == KNOWN_CONSISTENCY[old, new]
     was, now = bytes.fromhex(KNOWN_ROOTS[old]), bytes.fromhex(KNOWN_ROOTS[new])
     assert merkle.proves_consistency(old, new, proof, was, now)
@@ -98,13 +98,13 @@ def test_every_proof_of_a_small_tree_holds_and_no_other() -> None:
     consistent, included = merkle.proves_consistency, merkle.proves_inclusion
     for new in range(1, len(entries) + 1):
         for old in range(1, new + 1):
-            proof, was, now = merkle.consistency(tree.node, old, new), roots[old], roots[new]
+            proof, was, now = merkle.consistency_proof(tree.node, old, new), roots[old], roots[new]
             assert consistent(old, new, proof, was, now)
             assert not any(consistent(old, new, bad, was, now) for bad in spoiled(proof))
             assert not consistent(old, new, proof, was, roots[new - 1])
             assert not consistent(old, new, proof, roots[old - 1], now)
         for index in range(new):
-            proof, leaf = merkle.inclusion(tree.node, index, new), merkle.leaf(entries[index])
+            proof, leaf = merkle.inclusion_proof(tree.node, index, new), merkle.leaf(entries[index])
             assert included(leaf, index, new, proof, roots[new])
             assert not any(included(leaf, index, new, bad, roots[new]) for bad in spoiled(proof))
             assert not included(leaf, index, new, proof, roots[new - 1])
@@ -135,7 +135,7 @@ def test_what_is_in_the_tree_is_proved_and_nothing_else(
 ) -> None:
     tree, size = grown(entries), len(entries)
     index = data.draw(st.integers(0, size - 1))
-    proof = merkle.inclusion(tree.node, index, size)
+    proof = merkle.inclusion_proof(tree.node, index, size)
     root = root_of(tree.node, size)
     hashed = merkle.leaf(entries[index])
     assert merkle.proves_inclusion(hashed, index, size, proof, root)
@@ -154,10 +154,12 @@ def test_a_log_that_only_grew_is_consistent_and_a_rewritten_one_is_not(
     old = data.draw(st.integers(1, new))
     tree = grown(entries)
     was, now = root_of(tree.node, old), root_of(tree.node, new)
-    assert merkle.proves_consistency(old, new, merkle.consistency(tree.node, old, new), was, now)
+    assert merkle.proves_consistency(
+        old, new, merkle.consistency_proof(tree.node, old, new), was, now
+    )
     changed = data.draw(st.integers(0, old - 1))
     other = grown([*entries[:changed], b"rewritten", *entries[changed + 1 :]])
-    forged = merkle.consistency(other.node, old, new)
+    forged = merkle.consistency_proof(other.node, old, new)
     assert not merkle.proves_consistency(old, new, forged, was, root_of(other.node, new))
 
 
@@ -172,7 +174,7 @@ def test_what_an_entry_finishes_is_known_without_the_tree(size: int) -> None:
     for _ in range(size - 1):
         tree.append_leaf(merkle.EMPTY)
     assert [(level, index) for level, index, _ in tree.append_leaf(merkle.EMPTY)] == list(
-        merkle.finished(size)
+        merkle.completed_subtrees(size)
     )
 
 
@@ -194,7 +196,7 @@ def test_the_right_edge_alone_grows_the_same_tree(size: int, more: int) -> None:
 @pytest.mark.parametrize(("index", "size"), [(-1, 3), (3, 3), (0, 0)])
 def test_there_is_no_proof_for_an_entry_that_is_not_there(index: int, size: int) -> None:
     with pytest.raises(ValueError, match="no entry"):
-        merkle.inclusion(grown([b"a", b"b", b"c"]).node, index, size)
+        merkle.inclusion_proof(grown([b"a", b"b", b"c"]).node, index, size)
 
 
 @given(st.integers(-5, 50), st.integers(-5, 50), st.lists(st.binary(max_size=33), max_size=70))
@@ -210,7 +212,7 @@ def test_there_is_no_proof_that_a_tree_begins_with_a_larger_or_an_empty_one(
     old: int, new: int
 ) -> None:
     with pytest.raises(ValueError, match=f"a tree of 3 entries cannot begin with one of {old}"):
-        merkle.consistency(grown([b"a", b"b", b"c"]).node, old, new)
+        merkle.consistency_proof(grown([b"a", b"b", b"c"]).node, old, new)
 
 
 def test_bounds_of_what_proves_anything() -> None:

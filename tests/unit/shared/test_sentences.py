@@ -11,7 +11,7 @@ import pytest
 
 from shared.decoding import decode
 from shared.errors import Unreachable, why
-from shared.sentences import Sentence, Words, english, figure, parts, plural
+from shared.sentences import Sentence, Words, encode_english, encode_parts, figure, plural
 from shared.text import printable
 from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
 
@@ -38,7 +38,7 @@ def test_it_is_its_english_in_logs_and_in_json() -> None:
     assert text == AWAY
     assert type(str(AWAY)) is str
     assert str(Unreachable(AWAY)) == text
-    assert msgspec.json.decode(msgspec.json.encode(Told(AWAY), enc_hook=english)) == {
+    assert msgspec.json.decode(msgspec.json.encode(Told(AWAY), enc_hook=encode_english)) == {
         "message": text
     }
 
@@ -65,10 +65,10 @@ def test_words_of_others_are_never_looked_up() -> None:
 
 @pytest.mark.usefixtures("german")
 def test_another_program_of_the_owner_hears_it_whole() -> None:
-    heard = decode(msgspec.json.encode(Told(AWAY), enc_hook=parts), Told).message
+    heard = decode(msgspec.json.encode(Told(AWAY), enc_hook=encode_parts), Told).message
     assert heard == AWAY
     assert shown(heard) == shown(AWAY)
-    plain = decode(msgspec.json.encode(Told("by hand"), enc_hook=parts), Told).message
+    plain = decode(msgspec.json.encode(Told("by hand"), enc_hook=encode_parts), Told).message
     assert shown(plain) == plain == "by hand"
     with pytest.raises(msgspec.ValidationError):
         decode('{"message": ["x"]}', Told)
@@ -82,7 +82,7 @@ class State(StrEnum):
 
 def test_values_of_any_kind_reach_another_program() -> None:
     said = Sentence("{state} at {loss}, {n}", state=State.LOST, loss=np.float64(1.5), n=2)
-    heard = decode(msgspec.json.encode(Told(said), enc_hook=parts), Told).message
+    heard = decode(msgspec.json.encode(Told(said), enc_hook=encode_parts), Told).message
     assert heard == "lost at 1.5, 2"
     assert heard.values == {"state": "lost", "loss": "1.5", "n": 2}  # type: ignore[attr-defined]
 

@@ -15,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import BadSignature, Configuration
-from shared.proofs.signing import SigningKey, canonical, digest, fingerprint, fits, verify
+from shared.proofs.signing import (
+    SigningKey,
+    canonical,
+    digest,
+    fingerprint,
+    fingerprint_fits,
+    verify,
+)
 
 
 @pytest.fixture
@@ -100,10 +107,10 @@ def test_a_fingerprint_can_be_typed_as_people_type() -> None:
     public = bytes(range(32))
     found = fingerprint(public)
     assert found == "mmg4-2klg-yqzw-neis-krel-xms3"
-    assert fits(public, found)
-    assert fits(public, found.upper().replace("-", " "))
+    assert fingerprint_fits(public, found)
+    assert fingerprint_fits(public, found.upper().replace("-", " "))
     for wrong in ("", found[:-1], found + "a", "a" + found[1:], "ä" + found[1:]):
-        assert not fits(public, wrong)
+        assert not fingerprint_fits(public, wrong)
 
 
 values = st.recursive(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.programs.silence_watch import SilenceWatch, at_rest, signs_of_life
+from shared.programs.silence_watch import SilenceWatch, pause_watch, watch_silence
 
 
 class Screen(io.StringIO):
@@ -81,7 +81,7 @@ def test_an_unfinished_line_of_the_command_stays_whole(screen: Screen, watch: Si
 
 def test_a_command_at_rest_shows_no_sign(screen: Screen, watch: SilenceWatch) -> None:
     screen.await_sign()
-    with at_rest():
+    with pause_watch():
         assert screen.shown() == ""
         while screen.signs.acquire(blocking=False):
             pass
@@ -91,7 +91,7 @@ def test_a_command_at_rest_shows_no_sign(screen: Screen, watch: SilenceWatch) ->
 
 def test_streams_that_are_no_terminal_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout, sys.stderr
-    with signs_of_life("coordinator check"), at_rest():
+    with watch_silence("coordinator check"), pause_watch():
         assert (sys.stdout, sys.stderr) == before
         assert SilenceWatch.current is None
         print("{}")

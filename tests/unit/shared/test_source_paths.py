@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from shared.errors import BadRequest
-from shared.files.source_paths import existing
+from shared.files.source_paths import existing_path
 
 
 def test_a_file_gets_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").touch()
-    assert existing(Path("a.txt")) == tmp_path / "a.txt"
+    assert existing_path(Path("a.txt")) == tmp_path / "a.txt"
 
 
 @pytest.mark.parametrize(
@@ -27,5 +27,5 @@ def test_a_file_gets_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 )
 def test_what_is_not_there_is_refused_by_its_kind(named: str, sentence: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        existing(Path(named))
+        existing_path(Path(named))
     assert caught.value.message.startswith(sentence)

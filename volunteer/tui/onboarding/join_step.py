@@ -12,7 +12,7 @@ from textual.widgets import Input
 
 from shared.errors import BadRequest, Unreachable, VolunteerError
 from shared.network.links import is_loopback, parse_link, tidy_link
-from shared.proofs.proof_of_work import work_words
+from shared.proofs.proof_of_work import search_time_text
 from shared.protocol.accounts import ServerInfo
 from shared.text import printable
 from volunteer.control import commands
@@ -195,7 +195,7 @@ def entrance(server: ServerInfo, code: str) -> str:
         return ""
     bits = server.proof_of_work_bits
     return _("open to everybody") + (
-        _("; about {time} of computing first", time=work_words(bits)) if bits else ""
+        _("; about {time} of computing first", time=search_time_text(bits)) if bits else ""
     )
 
 

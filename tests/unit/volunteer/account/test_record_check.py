@@ -91,7 +91,7 @@ class Coordinator:
         tree = self.tree()
         if new > len(tree):
             raise NotFound
-        hashes = merkle.consistency(tree.node, old, new)
+        hashes = merkle.consistency_proof(tree.node, old, new)
         return TreeProof(size=new, hashes=tuple(each.hex() for each in hashes))
 
     def receipts(self, cursor: int) -> tuple[SignedReceipt, ...]:
@@ -102,7 +102,7 @@ class Coordinator:
 
     def receipt(self, entry: LedgerEntry, **other: Any) -> Receipt:
         tree, place = self.tree(), self.entries.index(entry)
-        proof = merkle.inclusion(tree.node, place, len(tree))
+        proof = merkle.inclusion_proof(tree.node, place, len(tree))
         values: dict[str, Any] = {
             "volunteer": ME, "run": "r", "contribution": entry.contribution_id, "version": 1,
             "credits_micro": 5, "entry": entry, "leaf": place,
