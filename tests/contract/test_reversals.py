@@ -70,6 +70,41 @@ async def test_what_was_spent_is_owed_and_later_pay_settles_it_first(database: D
     assert await breaches(database) == []
 
 
+@pytest.mark.parametrize(("charged", "spent"), [(3, 0), (3, PRICE - 3), (3 * PRICE, 0)], ids=str)
+async def test_work_that_a_draw_did_not_show_is_not_charged_again_when_it_is_taken_back(
+    database: Database, charged: int, spent: int
+) -> None:
+    """What the draw charged above the pay of its task is for other work: it stays."""
+    run = await setting(database)
+    number = await database.write(lambda conn: merged(conn, run, FRIEND, 1.0))
+    await database.write(lambda conn: debts.charge(conn, FRIEND, number, charged, "", 1.5))
+    if spent:
+        await database.write(lambda conn: bought(conn, FRIEND, "h", spent))
+    reversals = Reversals(database, VirtualClock())
+    done = await reversals.of_contribution(number, "copies of others")
+    assert done.taken.earned_micro == PRICE
+    balances = await has(database)
+    assert balances.total_micro == -max(0, charged - PRICE)
+    assert (balances.earned_micro, balances.spent_micro) == (0, spent)
+    with pytest.raises(Conflict, match="taken back already"):
+        await reversals.of_contribution(number, "once more")
+    again = await reversals.of_volunteer(FRIEND, 0.0, "all of it")
+    assert (again.taken.contributions, await has(database)) == (0, balances)
+    assert await breaches(database) == []
+
+
+async def test_what_a_draw_charged_is_paid_back_when_pay_at_stake_is_forfeited(
+    database: Database,
+) -> None:
+    run = await setting(database, standing="vetted")
+    number = await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    await database.write(lambda conn: debts.charge(conn, NEW, number, 4, "", 1.5))
+    assert await has(database, NEW) == Balances(escrow_micro=PRICE, debt_micro=4)
+    await database.write(lambda conn: suspend(conn, NEW, "fakes", 2.0))
+    assert await has(database, NEW) == Balances()
+    assert await breaches(database) == []
+
+
 async def test_what_vests_or_comes_back_from_a_hold_settles_a_debt(database: Database) -> None:
     run = await setting(database, standing="vetted")
     for _ in range(2):  # one task is the bond

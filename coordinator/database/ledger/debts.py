@@ -4,6 +4,7 @@ account but the mint is ever below zero.
     debt     mint   -> earned    the missing credit, so that it can be reversed;
              mint   -> debt      the same amount is owed from now on
     short    mint   -> debt      a draw showed only a share of the paid work
+    offset   mint   -> earned    that work is taken back whole: the charge was a part of it
     repay    earned -> mint      later pay settles the debt first;
              debt   -> mint      that much less is owed
 
@@ -12,16 +13,23 @@ An account that owes has nothing in `earned`: all credit that arrives there repa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, select
 
 from coordinator.database.engine.statements import among
+from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.postings import MINT, SYSTEM, EventDraft, Move, lock, post
-from coordinator.database.tables.ledger import accounts
+from coordinator.database.tables.ledger import accounts, events, postings
 
 _A = accounts.c
 _OWING = select(_A.owner).where(among(_A.owner, "owners"), _A.kind == "debt", _A.balance_micro > 0)
+_CHARGES = (
+    select(events.c.key, postings.c.amount_micro)
+    .join_from(events, postings, postings.c.event_id == events.c.id)
+    .join(accounts, _A.id == postings.c.account_id)
+    .where(among(events.c.key, "keys"), _A.kind == "debt")
+)
 
 
 def owe(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, now: float) -> None:
@@ -43,9 +51,34 @@ def charge(
     if amount_micro <= 0:
         return
     moves = (Move(owner, "debt", amount_micro), Move(SYSTEM, MINT, -amount_micro))
-    key = f"short:{contribution_id}"
+    key = _charge_key(contribution_id)
     post(conn, [EventDraft(key=key, kind="short", moves=moves, memo=memo)], now)
     repay(conn, {owner: f"repay:{key}"}, now)
+
+
+def _charge_key(contribution_id: int) -> str:
+    return f"short:{contribution_id}"
+
+
+def offset(conn: Connection, payments: Sequence[Payment], memo: str, now: float) -> int:
+    """Pay back what an account was charged for contributions whose whole pay is taken back in this
+    transaction, at most the pay; return the sum in micro-credits.
+    """
+    by_key = {_charge_key(payment.contribution_id): payment for payment in payments}
+    drafts: list[EventDraft] = []
+    total_micro = 0
+    for key, charged_micro in conn.execute(_CHARGES, {"keys": sorted(by_key)}):
+        payment = by_key[key]
+        amount_micro = min(int(charged_micro), payment.amount_micro)
+        moves = (
+            Move(payment.volunteer_id, "earned", amount_micro),
+            Move(SYSTEM, MINT, -amount_micro),
+        )
+        name = f"offset:{payment.contribution_id}"
+        drafts.append(EventDraft(key=name, kind="offset", moves=moves, memo=memo))
+        total_micro += amount_micro
+    post(conn, drafts, now)
+    return total_micro
 
 
 def repay(conn: Connection, keys: Mapping[str, str], now: float) -> None:

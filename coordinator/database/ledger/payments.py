@@ -71,6 +71,7 @@ WORDS: Mapping[str, str] = {
     "reverse": "reversed",
     "debt": "owed",
     "short": "not proved",
+    "offset": "charge returned",
     "repay": "repaid",
     "hold": "held",
     "settle": "spent",

@@ -3,6 +3,7 @@
     pending, in escrow   an event "forfeit"
     earned               an event "reverse"; its spent part becomes a debt first (debts.py)
 
+What a draw charged for such a contribution is paid back, since its whole pay goes.
 Pay that was taken back before, or never posted, is unchanged, so that repeating an interrupted
 reversal finishes it.
 """
@@ -53,12 +54,15 @@ def take_back(conn: Connection, rows: Sequence[Payment], memo: str, now: float) 
     pending = [row for row in live if steps[row.contribution_id] == {"pending"}]
     payments.post_step(conn, "withdraw", pending, now, memo)
     escrow.forfeit(conn, held_back, now, memo)
-    missing = max(0, _sum(earned) - balances_held[owner, "earned"])
+    offset_micro = debts.offset(conn, live, memo, now)
+    missing = max(0, _sum(earned) - balances_held[owner, "earned"] - offset_micro)
     if earned:
         # Each contribution is reversed once, so the debt can be named after the last of them.
         last = max(row.contribution_id for row in earned)
         debts.owe(conn, owner, str(last), missing, memo, now)
         payments.post_step(conn, "reverse", earned, now, memo)
+    if offset_micro:
+        debts.repay(conn, {owner: f"repay:offset:{live[0].contribution_id}"}, now)
     return TakenBack(
         contributions=len(pending) + len(held_back) + len(earned),
         pending_micro=_sum(pending),
