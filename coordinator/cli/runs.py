@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from coordinator.runs.wind_down import Deed
     from shared.protocol.accounts import RunInfo
     from shared.protocol.versions import VersionInfo
+    from shared.sentences import Sentence
 
 Json = Annotated[bool, Parameter(help="As JSON, for machines.", negative="")]
 Run = Annotated[str, Parameter(help="Name of the run.", name="--run")]
@@ -694,6 +695,8 @@ def export(
     if where.json:
         as_json(done)
         return
+    for remark in done.remarks:
+        print(remark)
     value = "" if done.loss is None else measured(done.loss, done.measure)
     loss = f", {MEASURES[done.measure]} {value}" if value else ""
     print(f'Version {done.version} of "{done.run}" is in {done.path} ({size(done.bytes)}{loss}).')
@@ -727,14 +730,16 @@ def _fetched(where: Where, request: ExportRun, to: Path) -> Exported:
     import msgspec
 
     from coordinator.admin import runs as commands
-    from shared.files.new_folder import make_empty_folder
+    from shared.files.new_folder import new_folder
 
-    make_empty_folder(to, "the export")
-    reply = call(where, commands.export, request)
-    connection = where.connection()
-    for file in reply.exported.files:
-        connection.get(reply.box, file, to / Path(file).name)
-    return msgspec.structs.replace(reply.exported, path=str(to))
+    remarks: list[Sentence] = []
+    with new_folder(to, "the export", tell=remarks.append) as unfinished:
+        reply = call(where, commands.export, request)
+        connection = where.connection()
+        for file in reply.exported.files:
+            connection.get(reply.box, file, unfinished / Path(file).name)
+    done = reply.exported
+    return msgspec.structs.replace(done, path=str(to), remarks=tuple(map(str, remarks)))
 
 
 def preview(sentence: str, json: bool) -> int:

@@ -16,10 +16,10 @@ from typing import BinaryIO, Self
 import msgspec
 import structlog
 
-from coordinator.database.engine.server_lock import locked
 from coordinator.database.inference.request_rows import StreamProgress
 from shared.decoding import decode
 from shared.files.deletions import delete_file
+from shared.files.file_lock import locked
 
 FOLDER = "streams"  # folder in the data directory
 SLOT_BYTES = 2048  # half a page, so that a kill never leaves half a slot written

@@ -38,6 +38,7 @@ from shared.decoding import decode
 from shared.errors import InvalidRunFile, NotFound
 from shared.files.new_folder import new_folder
 from shared.protocol.versions import SuiteCourse
+from shared.sentences import Sentence
 from shared.workloads.base import ConvertedModel, DatasetManifest, FormatWanted, load
 from shared.workloads.data.chat_template import TEMPLATE
 from shared.workloads.declaration import Measure
@@ -63,6 +64,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     loss: float | None
     measure: Measure = "loss"
+    remarks: tuple[str, ...] = ()
 
 
 class ExportSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,9 +174,10 @@ def _read(
 
 def write(stop: Stop, source: ExportSource, files: ExportFiles, to: Path) -> Exported:
     """Write all files, or none. Raises StorageFull, Conflict if the folder is not empty."""
-    with new_folder(to, "the export") as unfinished:
+    remarks: list[Sentence] = []
+    with new_folder(to, "the export", tell=remarks.append) as unfinished:
         exported = _fill(source, files, unfinished)
-    return msgspec.structs.replace(exported, path=str(to))
+    return msgspec.structs.replace(exported, path=str(to), remarks=tuple(map(str, remarks)))
 
 
 def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:

@@ -74,7 +74,7 @@ async def test_what_was_spent_is_owed_and_later_pay_settles_it_first(database: D
 async def test_work_that_a_draw_did_not_show_is_not_charged_again_when_it_is_taken_back(
     database: Database, charged: int, spent: int
 ) -> None:
-    """What the draw charged above the pay of its task is for other work: it stays."""
+    """A charge above the pay of its task is for other work: that part stays."""
     run = await setting(database)
     number = await database.write(lambda conn: merged(conn, run, FRIEND, 1.0))
     await database.write(lambda conn: debts.charge(conn, FRIEND, number, charged, "", 1.5))

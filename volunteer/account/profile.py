@@ -17,16 +17,15 @@ import logging
 import os
 import re
 import secrets
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
 
 import msgspec
 
 from shared.errors import Configuration, StorageFull
 from shared.files.disk_writes import full_disk_errors
+from shared.files.file_lock import locked
 from shared.files.text_file import read_text
 from shared.proofs.signing import digest
 from shared.protocol.accounts import Benchmark, ServerInfo
@@ -44,6 +43,7 @@ from volunteer.files import (
 from volunteer.net.tls import Address
 
 VERDICTS_KEPT = 200
+PAST_TEXT = 1 << 20  # position of the locked byte: others can read the process id
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class Profile:
         with full_disk_errors(path):  # unbuffered, since a buffer would fail a second time on close
             opened = path.open("a+b", buffering=0)
         with opened as file:
-            if not _try_lock(file):
+            if not locked(file.fileno(), PAST_TEXT):
                 file.seek(0)
                 pid = (file.read(32) or b"").decode(errors="replace").strip() or "unknown"
                 raise Configuration(
@@ -246,24 +246,3 @@ def new_identity(
 
 def _slug(public_key: str) -> str:
     return digest(public_key.encode())[:16]
-
-
-def _try_lock(file: FileIO) -> bool:
-    """Take an advisory lock, which the system releases when the process ends."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        try:
-            file.seek(1 << 20)  # past the text, so that others can read the process id
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        file.seek(0)
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

@@ -23,7 +23,7 @@ from shared.text import printable
 from volunteer.cli.exit_codes import ends_raise, hinted, remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.options import Json, Profile
-from volunteer.i18n.catalogue import _, ngettext, number
+from volunteer.i18n.catalogue import _, ngettext, number, shown
 
 if TYPE_CHECKING:
     from shared.workloads.base import Weights
@@ -134,6 +134,10 @@ def lines(home_copy: TakenHome) -> list[str]:
     return [written, measured, secret]
 
 
+def _tell(sentence: Sentence) -> None:
+    remark(shown(sentence))
+
+
 class _Export:
     """One `volunteer export`; no passes: the version as it is."""
 
@@ -157,7 +161,7 @@ class _Export:
             place = place.expanduser().absolute()
             # a new folder of a copy that learnt from own files is for its owner alone
             mode = 0o700 if self._passes else 0o777
-            with new_folder(place, Sentence("the export"), mode) as unfinished:
+            with new_folder(place, Sentence("the export"), mode, _tell) as unfinished:
                 copy, weights = self._learnt(home, watch)
                 watch.say(_("Writing its files into {path}.", path=place))
                 home_copy = self._written(home, weights, unfinished, copy)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Self
 
 from shared.errors import Configuration
+from shared.files.file_lock import locked
 
 LOCK_FILE = "serve.lock"
 
@@ -56,22 +56,6 @@ class DirectoryLock:
 
     def __exit__(self, *error: object) -> None:
         self.release()
-
-
-def locked(file: int) -> bool:
-    """Lock an open file; return False if another process holds the lock."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _holder(file: int) -> str:

@@ -61,8 +61,8 @@ def _charge_key(contribution_id: int) -> str:
 
 
 def offset(conn: Connection, payments: Sequence[Payment], memo: str, now: float) -> int:
-    """Pay back what an account was charged for contributions whose whole pay is taken back in this
-    transaction, at most the pay; return the sum in micro-credits.
+    """Pay back the charges for contributions whose whole pay is taken back in this transaction, at
+    most the pay; return the sum in micro-credits.
     """
     by_key = {_charge_key(payment.contribution_id): payment for payment in payments}
     drafts: list[EventDraft] = []
