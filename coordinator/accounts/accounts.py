@@ -289,7 +289,7 @@ class Volunteers:
                 answers.append(_gone())
                 continue
             row, has, old = account.volunteer, account.balances, looks[who].old
-            done = statistics.joined(old.work, new[who].work)
+            done = statistics.add_totals(old.work, new[who].work)
             me = Me(
                 volunteer_id=who,
                 nickname=row.nickname,

@@ -275,7 +275,7 @@ def _check_standing(conn: Connection, account: store.VolunteerRow) -> None:
     if account.standing == "suspended":
         raise Forbidden("a suspended account cannot make a key")
     if (
-        api_key_rows.helped(conn, account.id)
+        api_key_rows.has_contributed(conn, account.id)
         or payments.balances(conn, account.id).earned_micro > 0
     ):
         return

@@ -169,6 +169,6 @@ class Leaderboard:
 
         def read(conn: Connection) -> int:
             run_id = None if run is None else runs.by_name(conn, run).id
-            return statistics.earned_behind(conn, me, event, run_id)
+            return statistics.earned_after(conn, me, event, run_id)
 
         return await self._db.read(read)

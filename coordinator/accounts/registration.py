@@ -167,7 +167,7 @@ def _opened(
         invited=invited,
         network=admission.network,
     )
-    if store.taken(conn, key) or not store.add(conn, row):
+    if store.is_nickname_taken(conn, key) or not store.add(conn, row):
         if store.by_id(conn, request.volunteer_id) is not None:
             return None
         raise taken(conn, nickname)
@@ -190,13 +190,15 @@ def _check_network(conn: Connection, admission: Admission, now: float) -> None:
 def free_name(conn: Connection, volunteer_id: str, raw: str) -> None:
     """Raise InvalidName for a nickname that a new account cannot have."""
     nickname = nicknames.normal(raw)
-    if store.by_id(conn, volunteer_id) is None and store.taken(conn, nicknames.skeleton(nickname)):
+    if store.by_id(conn, volunteer_id) is None and store.is_nickname_taken(
+        conn, nicknames.skeleton(nickname)
+    ):
         raise taken(conn, nickname)
 
 
 def taken(conn: Connection, nickname: str) -> InvalidName:
     """Return the error for a taken name, with a free alternative."""
-    free = nicknames.suggestion(nickname, lambda key: store.taken(conn, key))
+    free = nicknames.suggestion(nickname, lambda key: store.is_nickname_taken(conn, key))
     return InvalidName(f'"{nickname}" is taken, or looks like a name that is: "{free}" is free')
 
 

@@ -92,7 +92,7 @@ def suspend(
     if actor == "organiser":
         reason = record.reason(conn, volunteer_id, reason)
     totals = _forfeit(conn, volunteer_id, reason, now)
-    answers = answer_pay.take(conn, volunteer_id, reason, now)
+    answers = answer_pay.forfeit(conn, volunteer_id, reason, now)
     forfeit = totals.pending_micro + totals.escrow_micro + answers
     detail = {"reason": reason, "forfeit_micro": forfeit}
     record.append(conn, actor, "volunteer.suspend", volunteer_id, detail, now)

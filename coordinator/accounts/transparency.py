@@ -71,7 +71,7 @@ class Transparency:
         """
         total = 0
         for _ in range(BATCHES_MAX):
-            if not await self._db.read(store.behind):
+            if not await self._db.read(store.has_backlog):
                 break
             total += await self._db.write(store.extend)
         return total
@@ -84,7 +84,7 @@ class Transparency:
         """Compute the tree of ledger and record again; changes nothing."""
 
         def read(conn: Connection) -> RecordReport:
-            tree, (events, lines) = store.head(conn), store.counted(conn)
+            tree, (events, lines) = store.head(conn), store.counts(conn)
             return RecordReport(
                 events=events,
                 lines=lines,
@@ -120,7 +120,7 @@ class Transparency:
         def read(conn: Connection) -> list[Receipt]:
             tree = store.tree_head(conn, self._clock.now())
             who = principal.volunteer_id
-            payments = store.paid(conn, who, cursor or 0, RECEIPTS_MAX)
+            payments = store.payments(conn, who, cursor or 0, RECEIPTS_MAX)
             places = [payment.place for payment in payments]
             proofs = store.inclusions(conn, places, tree.size)
             return [

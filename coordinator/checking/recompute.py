@@ -97,7 +97,7 @@ class Recomputes(PlatformService):
         """Order the recompute of a refused update, if one can repeat the refusal and few wait."""
         if run.state != "running" or not refusals.is_question(reason):
             return
-        waiting = recomputes.open_questions(conn, run.id, row.volunteer_id)
+        waiting = recomputes.open_refusals(conn, run.id, row.volunteer_id)
         case = Case.of(conn, row, run) if refusals.may_ask(*waiting) else None
         if case is None:
             return

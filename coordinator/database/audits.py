@@ -85,8 +85,10 @@ _WAITING = (
     .join(tasks, _T.id == _R.audit_id)
     .where(among(_R.audit_id, "ids"), IS_OPEN)
 )
-_ABOUT = _MARKS.add_columns(_V.accepted_micro).where(among(_V.id, "ids"), _V.standing == "vetted")
-_HAD = (
+_AUDITORS = _MARKS.add_columns(_V.accepted_micro).where(
+    among(_V.id, "ids"), _V.standing == "vetted"
+)
+_AUDIT_PAY = (
     select(_T.volunteer_id, func.sum(_T.price_micro))
     .where(among(_T.volunteer_id, "ids"))
     .where(one_of(_T.kind, (AUDIT,)))  # those given back count until retaken
@@ -118,15 +120,19 @@ def to_open(conn: Connection, now: float) -> list[int]:
 
 
 def is_anybody(conn: Connection, row: VolunteerRow, price_micro: int, now: float) -> bool:
-    """Return True if some vetted account, seen lately, may audit work of this account and price."""
+    """Return True if a vetted account, active within a day, may audit work of this account and
+    price.
+    """
     invite = OTHER if row.invite_id is None else row.invite_id
     values = {"volunteer": row.id, "invite": invite, "network": row.network}
     values |= {"enough_micro": PAY_PER_AUDIT * price_micro}
     return conn.execute(_ELSEWHERE, values | {"since": now - SEEN_S}).first() is not None
 
 
-def open_task(conn: Connection, row: RecomputeRow, of: ContributionRow, now: float) -> None:
-    """Queue a recompute as an audit task."""
+def open_task(
+    conn: Connection, row: RecomputeRow, contribution: ContributionRow, now: float
+) -> None:
+    """Queue the recompute of a contribution as an audit task."""
     job = decode(row.work, StoredCase).job
     values = {
         "run_id": row.run_id,
@@ -136,8 +142,8 @@ def open_task(conn: Connection, row: RecomputeRow, of: ContributionRow, now: flo
         "seed": job.seed,
         "steps": job.steps,
         "batch_size": job.batch_size,
-        "price_micro": of.price_micro,
-        "options": msgspec.json.encode({"base_version": of.base_version}).decode(),
+        "price_micro": contribution.price_micro,
+        "options": msgspec.json.encode({"base_version": contribution.base_version}).decode(),
     }
     change(conn, row, audit_id=add_beside(conn, values, now))
 
@@ -166,10 +172,10 @@ def decline(conn: Connection, task_id: int, volunteer_id: str) -> None:
 def auditors(conn: Connection, ids: Iterable[str]) -> dict[str, tuple[AccountMarks, int, int]]:
     """Return the vetted accounts of `ids`, each with the pay of its contributions and audits."""
     values = {"ids": sorted(set(ids))}
-    audited_micro = {who: int(micro) for who, micro in conn.execute(_HAD, values)}
+    audited_micro = {who: int(micro) for who, micro in conn.execute(_AUDIT_PAY, values)}
     return {
         row.id: (_marks(row), int(row.accepted_micro), audited_micro.get(row.id, 0))
-        for row in conn.execute(_ABOUT, values)
+        for row in conn.execute(_AUDITORS, values)
     }
 
 
@@ -184,8 +190,9 @@ def works(conn: Connection, ids: Iterable[int]) -> Mapping[int, AuditLease]:
 
 
 def _work(conn: Connection, row: RecomputeRow) -> AuditLease:
-    work, of = decode(row.work, StoredCase), contributions.by_id(conn, row.contribution_id)
-    audit = AuditWork(seed=row.seed, codec=of.codec)
+    work = decode(row.work, StoredCase)
+    codec = contributions.by_id(conn, row.contribution_id).codec
+    audit = AuditWork(seed=row.seed, codec=codec)
     return AuditLease(job=work.job, chunks=work.chunks, data=work.window, audit=audit)
 
 

@@ -45,7 +45,7 @@ PAST = 16  # newest tasks of a worker that measure its speed
 
 
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a run that a claim needs; most change."""
+    """Figures of a run for a claim; most figures change between claims."""
 
     id: int
     head: int
@@ -61,16 +61,16 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
 class ClaimView(msgspec.Struct, frozen=True, kw_only=True):
     """Complete input of a decision about some claims."""
 
-    live: dict[str, TaskRow]  # held tasks that were claimed with the same id, by claim_id
+    live: dict[str, TaskRow]  # leased tasks of claims that are repeated, by claim_id
     runs: tuple[LiveRun, ...]
     loads: tuple[Load, ...]
     holdings: tuple[Holding, ...]  # tasks held by the asking volunteers
     todo: tuple[Todo, ...]
 
 
-_LINE = select(*(runs.c[name] for name in LiveRun.__struct_fields__))
+_LIVE_RUN = select(*(runs.c[name] for name in LiveRun.__struct_fields__))
 _RUNS = (
-    _LINE.where(runs.c.state == "running")
+    _LIVE_RUN.where(runs.c.state == "running")
     .order_by(runs.c.id)
     .with_for_update(key_share=True, of=runs)
 )
@@ -95,26 +95,28 @@ _LIVE = select(tasks).where(among(tasks.c.id, "ids"))
 
 def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> ClaimView:
     """Return the input of a claim decision, locked, with at most `todo_max` tasks a run."""
-    lines = tuple(LiveRun(**row) for row in conn.execute(_RUNS).mappings())
+    live_runs = tuple(LiveRun(**row) for row in conn.execute(_RUNS).mappings())
     asking = sorted({waiter.volunteer_id for waiter in waiters})
     tasks_held = conn.execute(_MINE, {"volunteers": asking}).all()
     claim_ids = {waiter.claim_id for waiter in waiters}
-    again = [row.id for row in tasks_held if row.claim_id in claim_ids]
+    repeated = [row.id for row in tasks_held if row.claim_id in claim_ids]
     counts = Counter((row.volunteer_id, row.worker_id, row.device) for row in tasks_held)
     loads = conn.execute(_LOADS).all()
     waiting = {load.run_id for load in loads if load.waiting}
     homes = ["", *sorted({waiter.worker_id for waiter in waiters})]
-    todo = _todo(conn, [line.id for line in lines if line.id in waiting], homes, todo_max)
-    touchy = {task.run_id for task in todo if task.failed_by}
+    todo = _todo(conn, [run.id for run in live_runs if run.id in waiting], homes, todo_max)
+    runs_with_failures = {task.run_id for task in todo if task.failed_by}
     return ClaimView(
-        live=_live(conn, again) if again else {},
-        runs=lines,
+        live=_live(conn, repeated) if repeated else {},
+        runs=live_runs,
         loads=tuple(
             Load(
                 run_id=load.run_id,
                 open=int(load.open),
                 price_micro=int(load.price_micro),
-                holders=_holders(conn, load.run_id) if load.run_id in touchy else frozenset(),
+                holders=_holders(conn, load.run_id)
+                if load.run_id in runs_with_failures
+                else frozenset(),
             )
             for load in loads
         ),
@@ -210,10 +212,10 @@ def rest(conn: Connection, worker_id: str, run_id: int, until: float, now: float
 
 def past_speeds(conn: Connection, worker_id: str) -> dict[tuple[str, int], float]:
     """Return the median seconds a step of a worker's last tasks, by device and run."""
-    found: dict[tuple[str, int], list[float]] = {}
-    for run_id, device, steps, took in conn.execute(_PAST, {"its_worker_id": worker_id}):
-        found.setdefault((device, run_id), []).append(max(1e-6, float(took) / steps))
-    return {place: median(paces) for place, paces in found.items()}
+    paces: dict[tuple[str, int], list[float]] = {}
+    for run_id, device, steps, seconds in conn.execute(_PAST, {"its_worker_id": worker_id}):
+        paces.setdefault((device, run_id), []).append(max(1e-6, float(seconds) / steps))
+    return {place: median(step_s) for place, step_s in paces.items()}
 
 
 @lru_cache(maxsize=1024)
@@ -245,27 +247,29 @@ _TODO = (
 def _todo(
     conn: Connection, run_ids: Sequence[int], homes: Sequence[str], limit: int
 ) -> tuple[Todo, ...]:
-    """Return each run's waiting tasks in claim order: fewest failures first, then oldest first; of
-    members' data only tasks over that of `homes`.
+    """Return each run's waiting tasks in claim order: fewest failures first, then oldest first. Of
+    tasks over members' data, only those of the machines `homes`.
     """
-    rows_found: list[dict[str, Any]] = []
+    todo_rows: list[dict[str, Any]] = []
     for run_id in run_ids:
         values = {"its_run_id": run_id, "homes": homes, "most": limit}
         rows = conn.execute(_TODO, values).mappings()
-        rows_found += [dict(row) for row in rows]
-    failed = [row["id"] for row in rows_found if row.pop("failures")]
-    by: dict[int, set[str]] = {}
+        todo_rows += [dict(row) for row in rows]
+    failed = [row["id"] for row in todo_rows if row.pop("failures")]
+    failed_by: dict[int, set[str]] = {}
     if failed:
-        who = select(failures.c.task_id, failures.c.worker_id).distinct()
-        who = who.where(failures.c.task_id.in_(failed), failures.c.kind == "failure")
-        for task_id, worker_id in conn.execute(who):
-            by.setdefault(task_id, set()).add(worker_id)
-    return tuple(Todo(**row, failed_by=frozenset(by.get(row["id"], ()))) for row in rows_found)
+        query = select(failures.c.task_id, failures.c.worker_id).distinct()
+        query = query.where(failures.c.task_id.in_(failed), failures.c.kind == "failure")
+        for task_id, worker_id in conn.execute(query):
+            failed_by.setdefault(task_id, set()).add(worker_id)
+    return tuple(
+        Todo(**row, failed_by=frozenset(failed_by.get(row["id"], ()))) for row in todo_rows
+    )
 
 
-def line(conn: Connection, run_id: int) -> LiveRun:
-    """Return these figures of a run in any state."""
-    return LiveRun(**conn.execute(_LINE.where(runs.c.id == run_id)).mappings().one())
+def live_run(conn: Connection, run_id: int) -> LiveRun:
+    """Return the figures of one run, in any state."""
+    return LiveRun(**conn.execute(_LIVE_RUN.where(runs.c.id == run_id)).mappings().one())
 
 
 class StateLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,10 +290,10 @@ def states(conn: Connection, names: Sequence[str]) -> dict[str, StateLine]:
     return {row["name"]: StateLine(**row) for row in conn.execute(query).mappings()}
 
 
-def move(conn: Connection, moved: Mapping[tuple[int, str], tuple[int, int]]) -> None:
+def set_cursors(conn: Connection, moved: Mapping[tuple[int, str], tuple[int, int]]) -> None:
     """Store the pass and cursor of each locked run, or of a worker's own data."""
     for (run_id, home), (pass_no, cursor) in sorted(moved.items()):
         if home:
-            member_rows.move(conn, run_id, home, pass_no, cursor)
+            member_rows.set_cursor(conn, run_id, home, pass_no, cursor)
         else:
-            passes.move(conn, run_id, pass_no, cursor)
+            passes.set_cursor(conn, run_id, pass_no, cursor)

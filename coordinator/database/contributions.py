@@ -80,7 +80,8 @@ _LEFT_OVER = (
     sa.select(contributions).where(_TO_MERGE).order_by(*_MERGE_ORDER).limit(sa.bindparam("most"))
 )
 _ROLLBACK, _KEPT = versions.alias("rollback"), versions.alias("kept")
-# A later rollback went back to a version before the base: none from the base on has its weights.
+# A rollback after the base reverted it: no version from the base up to the rollback has the weights
+# that the rollback brought back.
 _REVERTED = (
     sa.exists()
     .where(_ROLLBACK.c.run_id == _C.run_id, _ROLLBACK.c.kind == "rollback")
@@ -183,7 +184,7 @@ _SET_UNPROVEN = sa.update(contributions).where(its(_C.id)).values(unproven=sa.bi
 _PROVED = (
     sa.update(contributions)
     .where(its(_C.id), _C.state == "accepted")
-    .values(unproven=False, weight=sa.bindparam("now_weighs"))
+    .values(unproven=False, weight=sa.bindparam("present_weight"))
 )
 
 
@@ -194,7 +195,7 @@ def wait_for_proof(conn: sa.Connection, contribution_id: int) -> None:
 
 def proved(conn: sa.Connection, contribution_id: int, weight: float) -> None:
     """Release a proven update for merging, with its present weight."""
-    conn.execute(_PROVED, {"its_id": contribution_id, "now_weighs": weight})
+    conn.execute(_PROVED, {"its_id": contribution_id, "present_weight": weight})
 
 
 _UNPROVEN_OF = (
@@ -306,7 +307,9 @@ _DISCREDITED = (
 
 
 def discredited(conn: sa.Connection, run_id: int, first: int) -> dict[int, frozenset[int]]:
-    """Return by version merged contributions of suspended accounts, and reversed or forfeited."""
+    """Return the merged contributions, by version, whose account is suspended or whose pay was
+    reversed or forfeited.
+    """
     by_version: dict[int, set[int]] = {}
     for version, number in conn.execute(_DISCREDITED, {"its_run_id": run_id, "first": first}):
         by_version.setdefault(version, set()).add(number)

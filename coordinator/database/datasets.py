@@ -84,9 +84,12 @@ def serve(
     by_hash = {file.sha256: file for file in files}
     register(conn, [(file.sha256, file.size, "asset") for file in by_hash.values()], now, serials)
     registered = select(dataset_blobs.c.sha256).where(dataset_blobs.c.dataset_id == dataset_id)
-    there = set(conn.execute(registered.where(dataset_blobs.c.sha256.in_(list(by_hash)))).scalars())
+    present = set(
+        conn.execute(registered.where(dataset_blobs.c.sha256.in_(list(by_hash)))).scalars()
+    )
     fresh = [
-        {"dataset_id": dataset_id, "sha256": sha, "served": True} for sha in by_hash.keys() - there
+        {"dataset_id": dataset_id, "sha256": sha, "served": True}
+        for sha in by_hash.keys() - present
     ]
     if fresh:
         conn.execute(insert(dataset_blobs), fresh)
@@ -165,17 +168,17 @@ Blob: TypeAlias = tuple[str, int, str]  # SHA-256, bytes and kind
 def register(
     conn: Connection, rows: Iterable[Blob], now: float, serials: Mapping[str, str]
 ) -> None:
-    """Register blobs that this process has put, under announcements of these serials by
-    name; already registered ones stay unchanged.
+    """Register blobs that this process announced and then stored; `serials` has the serial of each
+    announcement by name. Blobs that are registered already stay unchanged.
 
-    Raises Unavailable for one that a sweep deletes, or has deleted since it was announced.
+    Raises Unavailable for a blob that a sweep deletes, or has deleted since its announcement.
     """
     _register(conn, rows, now, serials)
 
 
 def register_referenced(conn: Connection, rows: Iterable[Blob], now: float) -> None:
     """Register blobs to which rows, of uploads or of parts, have referred since they were
-    announced. Raises Unavailable for one that a sweep deletes.
+    announced. Raises Unavailable for a blob that a sweep deletes.
     """
     _register(conn, rows, now, None)
 
@@ -183,15 +186,16 @@ def register_referenced(conn: Connection, rows: Iterable[Blob], now: float) -> N
 def _register(
     conn: Connection, rows: Iterable[Blob], now: float, serials: Mapping[str, str] | None
 ) -> None:
-    noted = {
+    row_by_sha = {
         sha: {"sha256": sha, "size": size, "kind": kind, "created_at": now}
         for sha, size, kind in rows
     }
-    if noted:
+    if row_by_sha:
         # Rows are inserted in one order, so that two transactions cannot deadlock.
         insertion = insert_new(conn, blobs, "sha256", "sha256")
-        new = conn.execute(insertion, [noted[sha] for sha in sorted(noted)]).scalars()
-        unreferenced_blobs.reference(conn, sorted(noted), set(new), serials)
+        names = sorted(row_by_sha)
+        new = conn.execute(insertion, [row_by_sha[name] for name in names]).scalars()
+        unreferenced_blobs.reference(conn, names, set(new), serials)
 
 
 def blob_sizes(conn: Connection, sha256s: Sequence[str]) -> dict[str, int]:

@@ -49,8 +49,8 @@ def waits(conn: sa.Connection, now: float) -> bool:
 
 
 def take(conn: sa.Connection, owner: str, now: float, lease_s: float) -> EvaluationRow | None:
-    """Lease a waiting version 0, else the highest waiting one in any run, and skip its older ones;
-    None without one.
+    """Lease the evaluation of a waiting version 0, or else of the highest waiting version of any
+    run, and skip the older waiting versions of that run. Return None if no version waits.
     """
     row = JOBS.take(conn, _WAITING.where(JOBS.ready(now)), owner, now + lease_s)
     if row is not None:
@@ -189,8 +189,8 @@ def metrics_of_ends(conn: sa.Connection, run_id: int) -> tuple[str, str]:
 
 
 def best(conn: sa.Connection, run_id: int) -> int | None:
-    """Return the version with the lowest loss, the newest of several: an untrained one that ties with
-    its successors is none to take home. None without a loss.
+    """Return the version with the lowest loss; of equal ones the newest, since the untrained
+    version may tie with its successors. None without a loss.
     """
     e = evaluations.c
     query = sa.select(e.version).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
@@ -207,7 +207,7 @@ class SuiteScoreRow(NamedTuple):
     cut: int
 
 
-def put(conn: sa.Connection, run_id: int, scores: list[SuiteScoreRow], now: float) -> None:
+def put_scores(conn: sa.Connection, run_id: int, scores: list[SuiteScoreRow], now: float) -> None:
     """Store scores, which replace older ones of the same version and suite."""
     for score in scores:
         of_score = (_S.run_id == run_id, _S.suite == score.suite, _S.version == score.version)

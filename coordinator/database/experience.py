@@ -152,10 +152,8 @@ def window(conn: Connection, run_id: int, episodes: int, samples: int) -> list[C
         if episodes <= 0 and samples <= 0:
             break
         window_chunks.append(ChunkRow(**row))
-        episodes, samples = (
-            episodes - window_chunks[-1].episodes,
-            samples - window_chunks[-1].samples,
-        )
+        episodes -= window_chunks[-1].episodes
+        samples -= window_chunks[-1].samples
     return window_chunks[::-1]
 
 
@@ -176,10 +174,10 @@ def blobs_in_use(conn: Connection, now: float) -> set[str]:
     keeps none.
     """
     deleted_runs = select(runs.c.id).where(runs.c.state == "deleted")
-    in_use = chunks.c.retired_at.is_(None) | (chunks.c.retired_at > now - KEPT_S)
+    is_readable = chunks.c.retired_at.is_(None) | (chunks.c.retired_at > now - KEPT_S)
     waiting = select(harvests.c.sha256).where(harvests.c.chunk.is_(None))
     hashes = set(conn.execute(waiting.where(harvests.c.run_id.not_in(deleted_runs))).scalars())
-    chunk_hashes = select(chunks.c.sha256).where(in_use, chunks.c.run_id.not_in(deleted_runs))
+    chunk_hashes = select(chunks.c.sha256).where(is_readable, chunks.c.run_id.not_in(deleted_runs))
     return hashes | set(conn.execute(chunk_hashes).scalars())
 
 
@@ -198,8 +196,9 @@ def per_hour(conn: Connection, run_id: int, now: float) -> float:
 def reported(
     conn: Connection, run_id: int, name: str, kinds: Collection[str], *, a_second: bool = False
 ) -> float | None:
-    """Return the median of a figure in the newest reports on accepted contributions of these kinds,
-    with `a_second` times the samples a second; None if none reports it.
+    """Return the median of a figure in the newest reports on accepted contributions of these kinds;
+    with `a_second` each figure is one a sample, and is multiplied by the samples a second. None if
+    no report has it.
     """
     values: list[float] = [
         report["metrics"][name]

@@ -19,7 +19,7 @@ from sqlalchemy import (
     update,
 )
 
-from coordinator.database.engine.bulk_statements import Lines
+from coordinator.database.engine.bulk_statements import BulkStatement
 from coordinator.database.tables.accounts import workers
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import TaskRow, in_order, rows_of
@@ -34,8 +34,8 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     extra_s: float
 
 
-class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """Sign of life of a worker. One without a heartbeat has "" for a state, and no readings."""
+class LifeSign(msgspec.Struct, frozen=True, kw_only=True):
+    """Sign of life of a worker: a heartbeat, or a request without state ("") and readings."""
 
     worker_id: str
     at: float
@@ -66,7 +66,7 @@ def _renewed(beat: CTE) -> ClauseElement:
     )
 
 
-_RENEW = Lines(
+_RENEW = BulkStatement(
     "beat",
     {"id": BigInteger(), "attempt": Integer(), "renew_by": Double(), "extra_s": Double()},
     _renewed,
@@ -91,7 +91,7 @@ def _seen(sign: CTE) -> ClauseElement:
 
 
 _REPORTED = {"state": String(), "rate": Double(), "celsius": Double()}
-_SEEN = Lines(
+_SEEN = BulkStatement(
     "sign",
     {"id": String(), "at": Double(), **_REPORTED},
     _seen,
@@ -99,7 +99,7 @@ _SEEN = Lines(
 )
 
 
-def seen(conn: Connection, signs: Sequence[Sign]) -> None:
+def seen(conn: Connection, signs: Sequence[LifeSign]) -> None:
     """Store time, state and readings of workers. A worker that left is not changed."""
     if signs:
         lines = [msgspec.structs.astuple(sign) for sign in signs]

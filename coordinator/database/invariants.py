@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from sqlalchemy import Connection, func, select, text
 
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.postgres import patiently
+from coordinator.database.engine.postgres import allow_long_read
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import members, runs
 from coordinator.database.tables.tasks import tasks
@@ -22,7 +22,7 @@ BREACHES_MAX = 1000  # enough to see the fault
 def breaches(conn: Connection) -> list[str]:
     """Return every breach found, at most `BREACHES_MAX` sentences."""
     sentences: list[str] = []
-    patiently(conn)
+    allow_long_read(conn)
     for check in (_pages, _passes, _holders, _done, _accepted, _versions, _merged):
         for sentence in check(conn):
             sentences.append(sentence)

@@ -90,8 +90,8 @@ def usable(conn: Connection, code_hash: str, now: float) -> CodeRow:
 
 
 def use(conn: Connection, code: CodeRow) -> None:
-    """Count one use of a code. Raises InvalidCode if its last use was just taken, or it was revoked
-    by now.
+    """Count one use of a code. Raises InvalidCode if another request has just used it up, or it was
+    revoked.
     """
     spent = (
         update(codes)
@@ -104,16 +104,16 @@ def use(conn: Connection, code: CodeRow) -> None:
 
 def invites(conn: Connection) -> list[tuple[CodeRow, tuple[str, ...]]]:
     """Return the invites, oldest first, with the nicknames of the volunteers that each admitted."""
-    came: dict[int, list[str]] = {}
+    nicknames: dict[int, list[str]] = {}
     query = select(volunteers.c.invite_id, volunteers.c.nickname).where(
         volunteers.c.invite_id.is_not(None)
     )
     for number, nickname in conn.execute(query.order_by(volunteers.c.created_at)):
-        came.setdefault(number, []).append(nickname)
+        nicknames.setdefault(number, []).append(nickname)
     rows = conn.execute(
         select(*_COLUMNS).where(codes.c.kind == "invite").order_by(codes.c.id).limit(LISTING_MAX)
     ).mappings()
-    return [(CodeRow(**row), tuple(came.get(row["id"], ()))) for row in rows]
+    return [(CodeRow(**row), tuple(nicknames.get(row["id"], ()))) for row in rows]
 
 
 def revoke(conn: Connection, invite_id: int, now: float) -> CodeRow:

@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
-from coordinator.database.engine.bulk_statements import Lines
+from coordinator.database.engine.bulk_statements import BulkStatement
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tasks import TaskRow, rows_of
 from coordinator.rules.dispatch import Assignment
@@ -74,7 +74,7 @@ def _reissued(lines: sa.CTE) -> sa.ClauseElement:
     )
 
 
-_REISSUE = Lines(
+_REISSUE = BulkStatement(
     "given",
     {
         "id": sa.BigInteger(),
@@ -101,25 +101,25 @@ def _reissue(conn: sa.Connection, items: Sequence[NewLease], now: float) -> list
     for item in items:
         if item.assignment.rest_stop > item.assignment.stop:
             _split(conn, item, now)
-    result = _REISSUE.execute(conn, [_line(item) for item in items], now=now)
+    result = _REISSUE.execute(conn, [_reissue_line(item) for item in items], now=now)
     return rows_of(result)
 
 
-def _line(item: NewLease) -> tuple[object, ...]:
-    one, who = item.assignment, item.waiter
+def _reissue_line(item: NewLease) -> tuple[object, ...]:
+    assignment, waiter = item.assignment, item.waiter
     return (
-        one.task_id,
-        who.claim_id,
-        who.worker_id,
-        who.volunteer_id,
-        who.device,
-        who.flops,
-        one.stop,
-        one.steps,
-        one.price_micro,
+        assignment.task_id,
+        waiter.claim_id,
+        waiter.worker_id,
+        waiter.volunteer_id,
+        waiter.device,
+        waiter.flops,
+        assignment.stop,
+        assignment.steps,
+        assignment.price_micro,
         item.update_kind,
         item.part_steps,
-        one.allowance_s,
+        assignment.allowance_s,
     )
 
 
@@ -128,12 +128,13 @@ def _split(conn: sa.Connection, item: NewLease, now: float) -> None:
 
     The next claim of the rest sets its steps and price, as for every task of a pass.
     """
-    one = item.assignment
-    task = conn.execute(sa.select(tasks).where(tasks.c.id == one.task_id)).mappings().one()
+    assignment = item.assignment
+    of_task = sa.select(tasks).where(tasks.c.id == assignment.task_id)
+    task = conn.execute(of_task).mappings().one()
     rest = {name: value for name, value in task.items() if name != "id"} | {
-        "start": one.stop,
-        "stop": one.rest_stop,
-        "seed": task_seed(item.run_seed, one.pass_no, one.stop),
+        "start": assignment.stop,
+        "stop": assignment.rest_stop,
+        "seed": task_seed(item.run_seed, assignment.pass_no, assignment.stop),
         "worker_id": None,
         "volunteer_id": None,
         "returned": False,
@@ -145,7 +146,8 @@ def _split(conn: sa.Connection, item: NewLease, now: float) -> None:
     c = failures.c
     copies = sa.select(task_id + 0 * c.task_id, c.attempt, c.worker_id, c.kind, c.message, c.at)
     names = ["task_id", "attempt", "worker_id", "kind", "message", "at"]
-    conn.execute(sa.insert(failures).from_select(names, copies.where(c.task_id == one.task_id)))
+    copies = copies.where(c.task_id == assignment.task_id)
+    conn.execute(sa.insert(failures).from_select(names, copies))
 
 
 def _new(lines: sa.CTE) -> sa.ClauseElement:
@@ -187,7 +189,7 @@ _FRESH: dict[str, TypeEngine[Any]] = {
     "home": sa.String(),
     "allowance_s": sa.Double(),
 }
-_INSERT = Lines(
+_INSERT = BulkStatement(
     "given",
     _FRESH,
     _new,
@@ -198,30 +200,30 @@ _INSERT = Lines(
 def _insert(conn: sa.Connection, items: Sequence[NewLease], now: float) -> list[TaskRow]:
     if not items:
         return []
-    result = _INSERT.execute(conn, [_fresh(item) for item in items], now=now)
+    result = _INSERT.execute(conn, [_new_line(item) for item in items], now=now)
     return rows_of(result)
 
 
-def _fresh(item: NewLease) -> tuple[object, ...]:
-    one, who = item.assignment, item.waiter
+def _new_line(item: NewLease) -> tuple[object, ...]:
+    assignment, waiter = item.assignment, item.waiter
     return (
-        one.run_id,
+        assignment.run_id,
         item.kind,
-        one.pass_no,
-        one.start,
-        one.stop,
-        one.seed,
-        one.steps,
+        assignment.pass_no,
+        assignment.start,
+        assignment.stop,
+        assignment.seed,
+        assignment.steps,
         item.batch_size,
-        one.price_micro,
+        assignment.price_micro,
         item.options,
         item.update_kind,
         item.part_steps,
-        who.claim_id,
-        who.worker_id,
-        who.volunteer_id,
-        who.device,
-        who.flops,
-        one.home,
-        one.allowance_s,
+        waiter.claim_id,
+        waiter.worker_id,
+        waiter.volunteer_id,
+        waiter.device,
+        waiter.flops,
+        assignment.home,
+        assignment.allowance_s,
     )

@@ -44,8 +44,6 @@ class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
     state_sha256: str = ""
     state_size: int = 0
     squares: tuple[float, ...] = ()  # squared norm of the update in each piece
-    # squared norms of momentum and update, and inner products of the momentum with each voice, for
-    # each piece with momentum
 
 
 class StateFile(NamedTuple):

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import (
-    Connection,
-    insert,
-    or_,
-    select,
-)
+from sqlalchemy import Connection, insert, or_, select
 
 from coordinator.database.engine.leased_jobs import LeasedJobs
 from coordinator.database.engine.statements import its
@@ -33,9 +28,9 @@ class MergeRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     ended_at: float | None
 
-    def is_led(self, beside: str, now: float) -> bool:
-        """Return True if another process than `beside` makes this merge now."""
-        return self.state == "leased" and self.lease_until > now and self.owner != beside
+    def is_leased_to_other(self, owner: str, now: float) -> bool:
+        """Return True if another process than `owner` makes this merge now."""
+        return self.state == "leased" and self.lease_until > now and self.owner != owner
 
 
 class Bid(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +59,8 @@ def begin(conn: Connection, bid: Bid, now: float) -> MergeRow:
 
 
 def take_over(conn: Connection, merge: MergeRow, bid: Bid, now: float) -> MergeRow | None:
-    """Lease a merge that failed, or whose lease ran out or is the owner's; None if it is committed
-    or another process has it.
+    """Lease a merge that failed, whose lease ran out, or that the bidder leases already; None if it
+    is committed or another process has it.
     """
     free = or_(_M.state != "leased", _M.lease_until <= now, _M.owner == bid.owner)
     candidates = select(merges).where(_M.id == merge.id, _M.state != "committed", free)

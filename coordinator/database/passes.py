@@ -1,4 +1,4 @@
-"""Passes: the cursor of a run's samples, their end, and the pace of its last tasks.
+"""Passes: the cursor over a run's samples, the end of a pass, and the pace of a run's last tasks.
 
 A sample is done when its update is merged. The next pass begins when every range of this one was
 submitted: the last of them may wait for their merge, or come back to the queue.
@@ -39,14 +39,14 @@ def open_pass(conn: Connection, run_id: int) -> int:
     pass_no = conn.execute(select(runs.c.pass_no).where(runs.c.id == run_id)).scalar()
     if pass_no is None:
         raise NotFound(f"there is no run {run_id}")
-    move(conn, run_id, pass_no + 1, 0)
+    set_cursor(conn, run_id, pass_no + 1, 0)
     return int(pass_no) + 1
 
 
 _MOVE = update(runs).where(its(runs.c.id))
 
 
-def move(conn: Connection, run_id: int, pass_no: int, cursor: int) -> None:
+def set_cursor(conn: Connection, run_id: int, pass_no: int, cursor: int) -> None:
     """Set the pass of a run, whose row is locked, and its first sample that no task has yet."""
     conn.execute(_MOVE, {"its_id": run_id, "pass_no": pass_no, "cursor": cursor})
 
@@ -89,11 +89,12 @@ def measure(conn: Connection, run_id: int) -> RunPace | None:
     if len(rows) < PACE_MIN:
         return None
     vetted = any(standing == "vetted" for _, standing, *_ in rows)
-    by: dict[str, list[_Times]] = {}
-    for who, standing, steps, took, flops, trained in rows:
+    tasks_of: dict[str, list[_Times]] = {}
+    for volunteer_id, standing, steps, seconds, flops, train_s in rows:
         if standing == "vetted" or not vetted:
-            by.setdefault(who, []).append(_Times(int(steps), float(took), float(flops), trained))
-    voices = [_voice(times) for times in by.values()]
+            times = _Times(int(steps), float(seconds), float(flops), train_s)
+            tasks_of.setdefault(volunteer_id, []).append(times)
+    voices = [_voice(times) for times in tasks_of.values()]
     pace = RunPace(
         step_s=median(voice.step_s for voice in voices),
         flops=0.0,

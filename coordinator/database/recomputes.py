@@ -118,7 +118,7 @@ _SHARES = (
     .where(_R.ended_at > _NOW - SHARED_S, _R.measured != "{}")
     .group_by(_IS_NEW)
 )
-_WHOSE = (
+_IS_OF_NEWCOMER = (
     sa.select(_IS_NEW)
     .select_from(recomputes)
     .join(volunteers, _V.id == _R.volunteer_id)
@@ -128,7 +128,7 @@ _PLACE = _R.drawn_at + (sa.func.coalesce(_SPENT.c.flops, 0.0) + _R.flops) / CORE
 _AUDITED = sa.exists().where(tasks.c.id == _R.audit_id, tasks.c.state == "doing")
 
 
-def _line(able: sa.ColumnElement[bool]) -> sa.Select[*tuple[object, ...]]:
+def _queue(able: sa.ColumnElement[bool]) -> sa.Select[*tuple[object, ...]]:
     """Return the query of the ready recomputes that an owner is able to make, in queue order."""
     return (
         sa.select(recomputes)
@@ -152,9 +152,9 @@ _BUSY = sa.exists().where(
     _H.flops >= OVERTAKES_FROM * _R.flops,
 )
 _LEFT = among(_R.kind, "served") & (_R.tries < CHECKER_TRIES_MAX) & ~_BUSY
-_FOR_SERVER = _line(~_LEFT & (_R.flops <= sa.bindparam("most")))
+_FOR_SERVER = _queue(~_LEFT & (_R.flops <= sa.bindparam("most")))
 # Recomputes of a checker's own class, or that neither the server nor another checker can compare.
-_FOR_CHECKER = _line(
+_FOR_CHECKER = _queue(
     (_R.tries < CHECKER_TRIES_MAX) & ((_R.kind == sa.bindparam("own")) | ~among(_R.kind, "others"))
 )
 
@@ -164,8 +164,8 @@ def _turn(conn: sa.Connection, now: float, under_way: RecomputeRow | None = None
     done = {int(is_new): float(flops) for is_new, flops in conn.execute(_SHARES, {"now": now})}
     if under_way is not None:
         number = {"its_contribution_id": under_way.contribution_id}
-        owner = int(conn.execute(_WHOSE, number).scalar_one())
-        done[owner] = done.get(owner, 0.0) + under_way.flops
+        is_new = int(conn.execute(_IS_OF_NEWCOMER, number).scalar_one())
+        done[is_new] = done.get(is_new, 0.0) + under_way.flops
     return int(done.get(1, 0.0) < done.get(0, 0.0))
 
 
@@ -188,10 +188,9 @@ def take(
     served: Collection[str] = (),
     under_way: RecomputeRow | None = None,
 ) -> RecomputeRow | None:
-    """Lease the next recompute to a server; None without one. It overtakes `under_way`, the larger
-    one that the server makes now.
-
-    No checker or auditor has taken it, and it is not left to checkers.
+    """Lease to a server the next recompute that no checker or auditor has taken and that is not
+    left to checkers (of the classes `served`); None without one. With `under_way`, the recompute
+    that the server makes now, only a much smaller one is leased, and overtakes it.
     """
     most = RECOMPUTE_FLOPS_MAX if under_way is None else under_way.flops / OVERTAKES_FROM
     values = {"now": holder.now, "served": sorted(served), "most": most}
@@ -205,9 +204,8 @@ _LEASED_TO = sa.select(recomputes).where(its(_R.owner), _R.state == "leased")
 def take_for_checker(
     conn: sa.Connection, holder: Holder, kind: str, served: Collection[str]
 ) -> RecomputeRow | None:
-    """Return the recompute that a checker has, or lease it the next one; None without one.
-
-    It is of the checker's own class of devices, or of a class that no other machine can compare.
+    """Return the recompute that a checker has, or lease it the next one of its own class of
+    devices, or of a class that no other machine can compare; None without one.
     """
     row = conn.execute(_LEASED_TO, {"its_owner": holder.owner}).mappings().first()
     if row is not None:
@@ -260,7 +258,9 @@ _END = sa.update(recomputes).where(its(_R.contribution_id), _R.state != "done").
 def end(
     conn: sa.Connection, contribution_id: int, result: Result, messages: tuple[str, str], now: float
 ) -> bool:
-    """Record a result with its sentence and figures; return False if there was a result before."""
+    """Record a result; return False if there was one before. `messages` are its sentence and its
+    measurement (`Redone`, JSON).
+    """
     message, measured = messages
     values = {"result": result, "message": message, "measured": measured, "ended_at": now}
     return conn.execute(_END, {"its_contribution_id": contribution_id} | values).rowcount == 1
@@ -372,7 +372,7 @@ _REPEATED = sa.select(sa.func.count()).where(
 )
 
 
-def open_questions(conn: sa.Connection, run_id: int, volunteer_id: str) -> tuple[int, int]:
+def open_refusals(conn: sa.Connection, run_id: int, volunteer_id: str) -> tuple[int, int]:
     """Return how many refused tasks of a run, and of an account, wait to be done again."""
     of_run = conn.execute(_ASKED_OF_RUN, {"its_run_id": run_id}).scalar_one()
     of_account = conn.execute(_ASKED_OF_ACCOUNT, {"its_volunteer_id": volunteer_id}).scalar_one()

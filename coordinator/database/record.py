@@ -59,17 +59,17 @@ def reason(conn: Connection, volunteer_id: str, text: str) -> str:
     return name
 
 
-def told(conn: Connection, texts: Sequence[str]) -> list[str]:
-    """Return texts with the words of the reasons that they name, unless those were forgotten."""
+def with_reasons(conn: Connection, texts: Sequence[str]) -> list[str]:
+    """Replace the names of reasons in texts by the reasons; a forgotten reason keeps its name."""
     names = {name for text in texts for name in _NAMED.findall(text)}
     query = select(reasons.c.name, reasons.c.text).where(reasons.c.name.in_(names))
     text_by_name = {row.name: row.text for row in conn.execute(query)} if names else {}
 
-    def words(match: re.Match[str]) -> str:
+    def reason_text(match: re.Match[str]) -> str:
         text = text_by_name.get(match[0], match[0])
         return msgspec.json.encode(text).decode()[1:-1] if match.string.startswith("{") else text
 
-    return [_NAMED.sub(words, text) for text in texts]
+    return [_NAMED.sub(reason_text, text) for text in texts]
 
 
 def entries(conn: Connection, before: int | None = None, limit: int = 100) -> list[RecordLine]:
@@ -81,7 +81,7 @@ def entries(conn: Connection, before: int | None = None, limit: int = 100) -> li
     if before is not None:
         query = query.where(record_lines.c.id < before)
     rows = conn.execute(query).mappings().all()
-    details = told(conn, [row["detail"] for row in rows])
+    details = with_reasons(conn, [row["detail"] for row in rows])
     return [RecordLine(**{**row, "detail": text}) for row, text in zip(rows, details, strict=True)]
 
 

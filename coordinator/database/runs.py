@@ -35,7 +35,7 @@ TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
     }
 )
 
-LATELY = 4  # a worker delivers if it has a part in one of this many newest versions
+LATELY = 4  # a worker delivers if one of this many newest versions has merged an update of it
 # states in which contributions are accepted and merged
 OPEN: tuple[RunState, ...] = ("running", "paused")
 
@@ -215,8 +215,8 @@ def _at_work() -> sa.ColumnElement[bool]:
         one_of(c.state, ("checking", "accepted")),
         (c.state == "checking") | one_of(c.kind, UPDATES),
     )
-    heard_of = workers.c.last_seen_at > sa.bindparam("since")
-    return heard_of & workers.c.id.in_(sa.union_all(holding, waiting))
+    is_live = workers.c.last_seen_at > sa.bindparam("since")
+    return is_live & workers.c.id.in_(sa.union_all(holding, waiting))
 
 
 def _steering(vetted: bool) -> sa.Select[int]:
@@ -298,9 +298,9 @@ def running(conn: sa.Connection) -> list[tuple[RunRow, bool]]:
     damaged ones.
     """
     rows = conn.execute(_RUNNING).mappings()
-    rows_found = [dict(row) for row in rows if not _damage(row["file"])]
-    waits = [bool(row.pop("waits")) for row in rows_found]
-    return [(_row(row), has_waiters) for row, has_waiters in zip(rows_found, waits, strict=True)]
+    whole = [dict(row) for row in rows if not _damage(row["file"])]
+    waits = [bool(row.pop("waits")) for row in whole]
+    return [(_row(row), has_waiters) for row, has_waiters in zip(whole, waits, strict=True)]
 
 
 def workers_of(conn: sa.Connection, run_id: int) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
-from coordinator.database.engine.bulk_statements import Lines
+from coordinator.database.engine.bulk_statements import BulkStatement
 from coordinator.database.engine.statements import among, one_of
 from coordinator.database.ledger.payments import (
     EARNING,
@@ -121,21 +121,23 @@ def _changed(lines: sa.CTE) -> sa.ClauseElement:
     g = lines.c
     newer = (_V.volunteer_id == g.who) & (_V.id > g.after)
     new = sa.select(g.who, g.after, _V.contribution_id).join_from(lines, verdicts, newer).distinct()
-    of = new.subquery("new")
-    last = sa.select(sa.func.max(_V.id)).where(_V.contribution_id == _C.id, _V.id <= of.c.after)
-    last = last.correlate(contributions, of)
-    was = (_B.c.state.label("was"), _B.c.reason.label("was_for"))
-    kinds = (of.c.who, _C.state, _C.reason, *was, _C.worker_id)
+    news = new.subquery("new")
+    last = sa.select(sa.func.max(_V.id)).where(_V.contribution_id == _C.id, _V.id <= news.c.after)
+    last = last.correlate(contributions, news)
+    former = (_B.c.state.label("former_state"), _B.c.reason.label("former_reason"))
+    kinds = (news.c.who, _C.state, _C.reason, *former, _C.worker_id)
     return (
         sa.select(*kinds, sa.func.count(), sa.func.sum(_C.train_s), sa.func.sum(_C.price_micro))
-        .select_from(of)
-        .join(contributions, _C.id == of.c.contribution_id)
+        .select_from(news)
+        .join(contributions, _C.id == news.c.contribution_id)
         .outerjoin(_B, _B.c.id == last.scalar_subquery())
         .group_by(*kinds)
     )
 
 
-_CHANGED = Lines("asked", {"who": sa.String(), "after": sa.BigInteger()}, _changed, blank=("", 0))
+_CHANGED = BulkStatement(
+    "asked", {"who": sa.String(), "after": sa.BigInteger()}, _changed, blank=("", 0)
+)
 
 
 class WorkChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,19 +148,21 @@ class WorkChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def since_verdicts(conn: sa.Connection, after: Mapping[str, int]) -> dict[str, WorkChange]:
-    """Return how the verdicts after a number, given for each volunteer, changed its totals."""
+    """Return the changes of volunteers' totals by the verdicts after the number that `after` gives
+    for each volunteer.
+    """
     total = dict.fromkeys(after, WorkTotals())
     pay: dict[str, Counter[str]] = {who: Counter() for who in after}
     rows: Any = _CHANGED.execute(conn, [*after.items()])
-    for who, state, reason, was, was_for, worker, count, seconds, price in rows:
+    for who, state, reason, former, former_reason, worker, count, seconds, price in rows:
         total[who] = _with(total[who], state, reason, int(count), float(seconds))
-        if was is not None:
-            total[who] = _with(total[who], was, was_for, -int(count), -float(seconds))
-        pay[who][worker] += int(price) * ((state in GOOD) - (was in GOOD))
+        if former is not None:
+            total[who] = _with(total[who], former, former_reason, -int(count), -float(seconds))
+        pay[who][worker] += int(price) * ((state in GOOD) - (former in GOOD))
     return {who: WorkChange(work=total[who], pay_micro=pay[who]) for who in after}
 
 
-def joined(one: WorkTotals, other: WorkTotals) -> WorkTotals:
+def add_totals(one: WorkTotals, other: WorkTotals) -> WorkTotals:
     """Return the sum of two totals."""
     reasons = {*one.rejected, *other.rejected}
     return WorkTotals(
@@ -259,7 +263,7 @@ def earned(
     return {owner: int(total) for owner, total in conn.execute(_posted("earned", *also))}
 
 
-def earned_behind(conn: sa.Connection, who: str, after: int, run_id: int | None = None) -> int:
+def earned_after(conn: sa.Connection, who: str, after: int, run_id: int | None = None) -> int:
     """Return the credits that one volunteer earned by ledger events after `after`."""
     also = [accounts.c.owner == who, events.c.kind.in_(EARNING), postings.c.event_id > after]
     if run_id is not None:
@@ -444,14 +448,14 @@ _SINCE: dict[str, TypeEngine[Any]] = {
     "since": sa.Double(),
     "after": sa.BigInteger(),
 }
-_EARNED = Lines("asked", _SINCE, _earned, blank=("", 0.0, 0))
+_EARNED = BulkStatement("asked", _SINCE, _earned, blank=("", 0.0, 0))
 
 
 def account_rows(
     conn: sa.Connection, since: Mapping[str, tuple[float, int]]
 ) -> dict[str, AccountRow]:
-    """Return the known accounts among these, each with its earnings since an instant, after an
-    event.
+    """Return the existing accounts among the keys of `since`, each with its earnings since an
+    instant by events above a number.
     """
     rows: defaultdict[str, list[sa.RowMapping]] = defaultdict(list)
     for row in conn.execute(_ACCOUNTS, {"ids": [*since]}).mappings():
@@ -461,13 +465,13 @@ def account_rows(
     fields = VolunteerRow.__struct_fields__
     return {
         who: AccountRow(
-            volunteer=VolunteerRow(**{name: account_rows_of[0][name] for name in fields}),
+            volunteer=VolunteerRow(**{name: by_kind[0][name] for name in fields}),
             balances=balances_of(
-                (row["kind"], row["balance_micro"]) for row in account_rows_of if row["kind"]
+                (row["kind"], row["balance_micro"]) for row in by_kind if row["kind"]
             ),
             earned_micro=int(gained[who]),
         )
-        for who, account_rows_of in rows.items()
+        for who, by_kind in rows.items()
     }
 
 

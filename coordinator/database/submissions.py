@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.bulk_statements import Lines
+from coordinator.database.engine.bulk_statements import BulkStatement
 from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.evaluations import NEWEST_LOSS
 from coordinator.database.runs import RunRow
@@ -47,33 +47,33 @@ class NextPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _C, _U, _V = contributions.c, uploads.c, volunteers.c
-_MINE = its(_C.task_id) & its(_C.attempt)
-_PARTS = sa.select(sa.func.count()).where(_MINE, one_of(_C.state, GOOD)).scalar_subquery()
+_OF_ATTEMPT = its(_C.task_id) & its(_C.attempt)
+_PARTS = sa.select(sa.func.count()).where(_OF_ATTEMPT, one_of(_C.state, GOOD)).scalar_subquery()
 _LATE = (
     sa.select(sa.func.count())
-    .where(_MINE, _C.part == _PARTS, _C.state == "rejected")
+    .where(_OF_ATTEMPT, _C.part == _PARTS, _C.state == "rejected")
     .scalar_subquery()
 )
-_STANDS = sa.select(_PARTS, _LATE)
+_NEXT_PART = sa.select(_PARTS, _LATE)
 
 
-def wanted(conn: sa.Connection, task: TaskRow) -> tuple[int, int]:
+def next_part(conn: sa.Connection, task: TaskRow) -> tuple[int, int]:
     """Return the part that this attempt submits next, and the number of its tries that came too
     late.
     """
     values = {"its_task_id": task.id, "its_attempt": task.attempt}
-    number, tries = conn.execute(_STANDS, values).one()
+    number, tries = conn.execute(_NEXT_PART, values).one()
     return int(number), int(tries)
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     """Stored facts about a submission, its attempt and its account."""
 
-    known: int | None  # number of the contribution, if it was submitted before
-    part: int  # number of the next wanted part
-    tries: int  # number of its tries that were refused as too late
-    checked: bool  # another part is being checked now
-    upload: str | None  # the upload with all bytes
+    contribution_id: int | None  # None if it was not submitted before
+    part: int  # number of the part that the attempt submits next
+    tries: int  # tries of that part that were refused as too late
+    is_checking: bool  # another part is being checked now
+    upload: str | None  # id of the upload with all bytes
     standing: State  # standing of the account
     network: str
 
@@ -93,13 +93,13 @@ def _arrivals(lines: sa.CTE) -> sa.ClauseElement:
         *(_U[name] == g[name] for name in ("task_id", "attempt", "worker_id", "sha256", "size")),
         _U.complete,
     )
-    checked = sa.exists().where(of_attempt, one_of(_C.state, WAITING))
+    is_checking = sa.exists().where(of_attempt, one_of(_C.state, WAITING))
     return sa.select(
         g.number,
-        sa.select(_C.id).where(same).correlate(lines).scalar_subquery().label("known"),
+        sa.select(_C.id).where(same).correlate(lines).scalar_subquery().label("contribution_id"),
         good.scalar_subquery().label("part"),
         sa.select(sa.func.count()).where(late).correlate(lines).scalar_subquery().label("tries"),
-        checked.correlate(lines).label("checked"),
+        is_checking.correlate(lines).label("is_checking"),
         upload.correlate(lines).scalar_subquery().label("upload"),
         _V.standing,
         _V.network,
@@ -110,7 +110,7 @@ _ARRIVED: dict[str, TypeEngine[Any]] = {
     **dict.fromkeys(("number", "task_id", "attempt", "part", "tries", "size"), sa.BigInteger()),
     **dict.fromkeys(("worker_id", "sha256", "volunteer_id"), sa.String()),
 }
-_ARRIVALS = Lines("arrived", _ARRIVED, _arrivals, (0, 0, 0, 0, 0, 0, "", "", ""))
+_ARRIVALS = BulkStatement("arrived", _ARRIVED, _arrivals, (0, 0, 0, 0, 0, 0, "", "", ""))
 
 
 def arrivals(
@@ -195,7 +195,7 @@ def backgrounds(conn: sa.Connection, rows: Sequence[ContributionRow]) -> dict[in
 
 def expect(task: TaskRow, request: SubmitRequest, arrival: Arrival) -> NextPart:
     """Return the next part, which this submission must match. Raises Conflict otherwise."""
-    if arrival.checked:
+    if arrival.is_checking:
         raise Conflict(f"another submission of task {task.id} is still being checked")
     if (request.part, request.tries) != (arrival.part, arrival.tries):
         raise Conflict(
@@ -213,7 +213,7 @@ def expect(task: TaskRow, request: SubmitRequest, arrival: Arrival) -> NextPart:
     )
 
 
-def held(conn: sa.Connection, rows: Sequence[ContributionRow]) -> dict[int, TaskRow]:
+def tasks_of(conn: sa.Connection, rows: Sequence[ContributionRow]) -> dict[int, TaskRow]:
     """Lock and return the tasks of contributions, by the contributions' numbers; a task that is
     done, discarded or at another attempt is left out.
     """
@@ -236,7 +236,7 @@ class EndedPart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_last(self) -> bool:
-        """Return True if nothing of the task is left after this part."""
+        """Return True if no work of the task is left after this part."""
         return self.row.steps >= self.task.steps or self.task.state not in ("doing", "todo")
 
 
@@ -244,9 +244,9 @@ _SET_TASK = sa.update(tasks).where(its(tasks.c.id))
 _OPEN = one_of(tasks.c.state, ("doing", "todo"))
 
 
-def through(conn: sa.Connection, parts: Sequence[EndedPart], now: float) -> None:
-    """Advance locked tasks past their parts: accepted ranges wait for a merge, superseded ones go
-    back to the queue.
+def advance(conn: sa.Connection, parts: Sequence[EndedPart], now: float) -> None:
+    """Move the starts of locked tasks behind their ended parts. Accepted ranges wait for a merge,
+    superseded ones go back to the queue.
     """
     last = {part.task.id: part for part in parts if part.is_last}
     accepted = {task_id: part.row.id for task_id, part in last.items() if part.accepted}
@@ -279,18 +279,18 @@ def _split_off(conn: sa.Connection, part: EndedPart, now: float) -> None:
     conn.execute(_SET_TASK, {"its_id": task.id} | rest)
 
 
-def once_more(conn: sa.Connection, row: ContributionRow, now: float) -> None:
+def extend_for_retry(conn: sa.Connection, row: ContributionRow, now: float) -> None:
     """Extend the lease after a late part, to its limit."""
     again = {"renew_by": now + RENEW_S, "finish_by": tasks.c.finish_limit}
     live = (tasks.c.id == row.task_id) & (tasks.c.state == "doing")
     conn.execute(sa.update(tasks).where(live, tasks.c.attempt == row.attempt).values(**again))
 
 
-def goes_on(conn: sa.Connection, row: ContributionRow) -> bool:
+def may_retry(conn: sa.Connection, row: ContributionRow) -> bool:
     """Return True if the same lease may submit a refused part again."""
     task = holder(conn, row.task_id, for_update=False)
     is_held = (task.state, task.attempt, task.worker_id) == ("doing", row.attempt, row.worker_id)
-    return is_held and wanted(conn, task) == (row.part, row.tries + 1)
+    return is_held and next_part(conn, task) == (row.part, row.tries + 1)
 
 
 def task_of(conn: sa.Connection, row: ContributionRow) -> int:

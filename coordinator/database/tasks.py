@@ -106,8 +106,8 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     version: int
     finish_by: float
-    part: int = 0  # number of the next wanted part
-    tries: int = 0  # number of its tries that were refused as too late
+    part: int = 0  # number of the part that is submitted next
+    tries: int = 0  # tries of that part that were refused as too late
 
 
 class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,14 +126,14 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row_of(mapping: Any) -> TaskRow:
-    """Return the struct of a row."""
+    """Return a row of `tasks` as a struct."""
     return TaskRow(**{**mapping, "returned": bool(mapping["returned"])})
 
 
-def rows_of(found: sa.CursorResult[Any]) -> list[TaskRow]:
-    """Return the structs of rows with all columns of `tasks`."""
-    names = tuple(found.keys())
-    return [row_of(dict(zip(names, row, strict=True))) for row in found]
+def rows_of(result: sa.CursorResult[Any]) -> list[TaskRow]:
+    """Return the rows of a result, with all columns of `tasks`, as structs."""
+    names = tuple(result.keys())
+    return [row_of(dict(zip(names, row, strict=True))) for row in result]
 
 
 _BY_ID = sa.select(tasks).where(its(tasks.c.id))
@@ -158,11 +158,11 @@ def holders(conn: sa.Connection, task_ids: Sequence[int]) -> dict[int, TaskRow]:
 
 
 def in_order(*conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
-    """Return the condition that a task is one of these, which are locked by number before an update
-    changes them, as `holders` locks them: two transactions cannot wait for each other.
+    """Return a condition for an UPDATE of tasks, which locks the tasks that fulfil `conditions` in
+    the order of their numbers, as `holders` does: two transactions cannot wait for each other.
     """
-    found = sa.select(tasks.c.id).where(*conditions).order_by(tasks.c.id).correlate(None)
-    return tasks.c.id.in_(found.with_for_update(of=tasks, key_share=True))
+    ids = sa.select(tasks.c.id).where(*conditions).order_by(tasks.c.id).correlate(None)
+    return tasks.c.id.in_(ids.with_for_update(of=tasks, key_share=True))
 
 
 def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
@@ -196,8 +196,8 @@ def grant_bytes(conn: sa.Connection, row: TaskRow, of_runs: dict[int, int]) -> i
     if row.kind in GAMES:
         return episodes_bytes_max(row.stop - row.start)
     if row.run_id not in of_runs:
-        found = conn.execute(_PARAMETERS, {"its_id": row.run_id}).scalar_one()
-        of_runs[row.run_id] = upload_bytes_max(int(found))
+        parameters = conn.execute(_PARAMETERS, {"its_id": row.run_id}).scalar_one()
+        of_runs[row.run_id] = upload_bytes_max(int(parameters))
     return of_runs[row.run_id]
 
 
@@ -214,8 +214,8 @@ _TIME: dict[str, object] = {"finish_by": _NOW + _GRANTED / 2, "finish_limit": _N
 
 def _bound(base: sa.ColumnElement[Any], **values: object) -> ReturningUpdate[Any]:
     """Return the statement that binds tasks to a version, if there is such a version."""
-    there = sa.exists().where(_V.run_id == tasks.c.run_id, _V.version == base).correlate(tasks)
-    bound = sa.update(tasks).where(among(tasks.c.id, "ids"), there)
+    is_there = sa.exists().where(_V.run_id == tasks.c.run_id, _V.version == base).correlate(tasks)
+    bound = sa.update(tasks).where(among(tasks.c.id, "ids"), is_there)
     return bound.values(base_version=base, **values).returning(*tasks.c, _RUN.label("run"))
 
 
@@ -258,9 +258,11 @@ def begin_all(
     return [starts.get(row.id) or _unbound(row) for row in rows]
 
 
-def go_on(conn: sa.Connection, row: TaskRow, now: float, *, newest: bool) -> Begun | VolunteerError:
-    """Return the start of work of a locked task that has begun before, with `newest` from the newest
-    version, or the reason why there is none.
+def resume(
+    conn: sa.Connection, row: TaskRow, now: float, *, newest: bool
+) -> Begun | VolunteerError:
+    """Return the start of work of a locked task that has begun before, or the reason why it cannot
+    go on; with `newest` it is bound to the newest version.
     """
     return _bind(conn, _REBASE if newest and row.kind != AUDIT else _BEGUN, row, now)
 
@@ -439,20 +441,20 @@ def _voices(conn: sa.Connection, task_id: int, kind: FailureKind) -> dict[str, b
     )
     query = query.join(volunteers, v.id == workers.c.volunteer_id)
     query = query.where(failures.c.task_id == task_id, failures.c.kind == kind)
-    found = conn.execute(query.distinct())
-    return {volunteer: standing == "vetted" for volunteer, standing in found}
+    rows = conn.execute(query.distinct())
+    return {volunteer: standing == "vetted" for volunteer, standing in rows}
 
 
 def _at_work(conn: sa.Connection, run_id: int, now: float) -> dict[str, bool]:
     """Return the volunteers that recently held or did tasks of a run, and which are vetted."""
     of_run = sa.select(tasks.c.volunteer_id, tasks.c.claimed_at).where(tasks.c.run_id == run_id)
-    held = of_run.where(tasks.c.state == "doing")
+    doing = of_run.where(tasks.c.state == "doing")
     done = of_run.where(tasks.c.state == "done").order_by(tasks.c.id.desc()).limit(LATELY)
-    rows = [*conn.execute(held), *conn.execute(done)]
-    who = {volunteer for volunteer, at in rows if volunteer and at and at > now - LATELY_S}
+    claims = [*conn.execute(doing), *conn.execute(done)]
+    ids = {volunteer for volunteer, at in claims if volunteer and at and at > now - LATELY_S}
     query = sa.select(volunteers.c.id, volunteers.c.standing)
-    found = conn.execute(query.where(volunteers.c.id.in_(who), takes_part()))
-    return {volunteer: standing == "vetted" for volunteer, standing in found}
+    rows = conn.execute(query.where(volunteers.c.id.in_(ids), takes_part()))
+    return {volunteer: standing == "vetted" for volunteer, standing in rows}
 
 
 def expire(conn: sa.Connection, now: float, limit: int) -> list[TaskRow]:
@@ -531,13 +533,13 @@ def overtake(conn: sa.Connection, run_id: int, *, head: int) -> int:
 
 def _take_back(conn: sa.Connection, run_id: int, based: sa.ColumnElement[bool]) -> int:
     """Put tasks of these bases back to todo; the attempt grows, so that their holders get 410."""
-    held = sa.and_(tasks.c.state == "doing", tasks.c.renew_by.is_not(None))
+    doing = sa.and_(tasks.c.state == "doing", tasks.c.renew_by.is_not(None))
     late = sa.and_(tasks.c.state == "todo", tasks.c.returned)
-    taken = sa.and_(tasks.c.run_id == run_id, based, tasks.c.kind != AUDIT, ~awaits_verdict())
+    recalled = sa.and_(tasks.c.run_id == run_id, based, tasks.c.kind != AUDIT, ~awaits_verdict())
     values = {"state": "todo", "returned": False, "attempt": tasks.c.attempt + 1}
     values |= {"begun_at": None, "base_version": None, **FREE}
     return conn.execute(
-        sa.update(tasks).where(in_order(taken & (held | late))).values(**values)
+        sa.update(tasks).where(in_order(recalled & (doing | late))).values(**values)
     ).rowcount
 
 
@@ -553,9 +555,11 @@ def awaits_verdict() -> sa.ColumnElement[bool]:
 def bases_in_use(conn: sa.Connection, run_id: int) -> list[int]:
     """Return the base versions of a run's leases: their files must stay."""
     open_ = tasks.c.state.in_(("doing", "todo"))
-    held = (tasks.c.state == "doing") | tasks.c.returned
+    may_submit_ = (tasks.c.state == "doing") | tasks.c.returned
     query = sa.select(tasks.c.base_version).distinct()
-    query = query.where(tasks.c.run_id == run_id, open_, held, tasks.c.base_version.is_not(None))
+    query = query.where(
+        tasks.c.run_id == run_id, open_, may_submit_, tasks.c.base_version.is_not(None)
+    )
     return sorted(int(base) for base in conn.execute(query).scalars())
 
 
@@ -583,15 +587,15 @@ def requeue(conn: sa.Connection, ids: Sequence[int] | None, run_id: int | None =
     """Requeue discarded tasks without counting a failure: the given ones, or all of a run; return
     the ids.
     """
-    wanted = [tasks.c.state == "discarded", runs.c.state.in_(("running", "paused"))]
+    conditions = [tasks.c.state == "discarded", runs.c.state.in_(("running", "paused"))]
     if ids is not None:
-        wanted.append(tasks.c.id.in_(ids))
+        conditions.append(tasks.c.id.in_(ids))
     if run_id is not None:
-        wanted.append(tasks.c.run_id == run_id)
-    found = list(
-        conn.execute(sa.select(tasks.c.id).join_from(tasks, runs).where(*wanted)).scalars()
-    )
+        conditions.append(tasks.c.run_id == run_id)
+    query = sa.select(tasks.c.id).join_from(tasks, runs).where(*conditions)
+    requeued = list(conn.execute(query).scalars())
     clean = {"state": "todo", "failures": 0, "timeouts": 0, "ended_at": None}
-    conn.execute(sa.update(tasks).where(tasks.c.id.in_(found)).values(**clean))
-    conn.execute(sa.update(failures).where(failures.c.task_id.in_(found)).values(kind="forgiven"))
-    return found
+    conn.execute(sa.update(tasks).where(tasks.c.id.in_(requeued)).values(**clean))
+    of_tasks = failures.c.task_id.in_(requeued)
+    conn.execute(sa.update(failures).where(of_tasks).values(kind="forgiven"))
+    return requeued

@@ -3,9 +3,10 @@
     announced ── registered ── let go ── old enough: deleted
         └─────────────────────────────────────┘
 
-A sweeper holds the names that it deletes for SWEEPER_S at most, then it has died, or it stops. A
-blob whose name is not here is never deleted, whatever refers to it. An announcement keeps its
-serial until a sweep may have deleted the blob: what was written before is there if the serial is.
+A sweeper holds the names that it deletes for at most SWEEPER_S: it stops before, or has died. A
+blob whose name is not in this table is never deleted, even if nothing refers to it. An announcement
+keeps its serial until a sweep may have deleted the blob: while the serial is the same, the bytes
+that were written after the announcement are there.
 """
 
 from __future__ import annotations
@@ -89,8 +90,9 @@ def being_deleted() -> Unavailable:
 
 
 def demand(conn: sa.Connection, serials: Mapping[str, str]) -> None:
-    """Raise Unavailable unless each announcement, a serial by name, stands: a sweep deleted a blob.
-    A row that refers to the blobs, inserted in this transaction, keeps them from then on.
+    """Raise Unavailable unless every announcement still has its serial, given by name: otherwise a
+    sweep deleted a blob. A row inserted in this transaction that refers to the blobs keeps them
+    from then on.
     """
     if serials:
         rows = conn.execute(_LOCKED, {"names": sorted(serials)}).all()
@@ -106,17 +108,18 @@ def reference(
 ) -> None:
     """Take registered blobs out of the sweep's reach.
 
-    Raises Unavailable for one being deleted, and for a `new` one whose announcement does not stand,
-    by its serial in `serials`: a sweep deleted it before this transaction. With None, rows have
-    referred to the blobs ever since, and any announcement is theirs.
+    Raises Unavailable for a blob that is being deleted, and for a `new` one whose announcement no
+    longer has its serial in `serials`: a sweep deleted it before this transaction. `serials` is
+    None if rows have referred to the blobs since they were announced: any announcement is then
+    theirs.
     """
     if not names:
         return
     rows = conn.execute(_REFERENCED, {"names": list(names)}).all()
     current = {row.sha256: row.serial for row in rows if row.sweeper is None}
     proofs = current if serials is None else serials
-    whole = all(name in current and proofs.get(name) == current[name] for name in new)
-    if len(current) < len(rows) or not whole:
+    are_there = all(name in current and proofs.get(name) == current[name] for name in new)
+    if len(current) < len(rows) or not are_there:
         raise being_deleted()
 
 

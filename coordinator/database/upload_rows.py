@@ -88,7 +88,7 @@ def finish(conn: sa.Connection, upload_ids: Sequence[str]) -> None:
     conn.execute(_FINISH, {"ids": sorted(upload_ids)})
 
 
-class Use(msgspec.Struct, frozen=True, kw_only=True):
+class QuotaUse(msgspec.Struct, frozen=True, kw_only=True):
     """A volunteer's use of its quota."""
 
     count: int  # uploads without a contribution yet; `bytes` is their size
@@ -96,10 +96,12 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     vetted: bool
 
 
-def use(conn: sa.Connection, volunteer_ids: Sequence[str]) -> dict[str, Use]:
+def quota_use(conn: sa.Connection, volunteer_ids: Sequence[str]) -> dict[str, QuotaUse]:
     """Return each volunteer's use of its quota, by account."""
     return {
-        row.id: Use(count=int(row.uploads), bytes=int(row.bytes), vetted=row.standing == "vetted")
+        row.id: QuotaUse(
+            count=int(row.uploads), bytes=int(row.bytes), vetted=row.standing == "vetted"
+        )
         for row in conn.execute(_USE, {"volunteers": volunteer_ids})
     }
 

@@ -11,7 +11,7 @@ from sqlalchemy.types import TypeEngine
 
 from coordinator.database import tasks
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.bulk_statements import Lines
+from coordinator.database.engine.bulk_statements import BulkStatement
 from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import events
@@ -56,9 +56,10 @@ def decide(
 def decide_all(
     conn: sa.Connection, decided: Sequence[tuple[ContributionRow, Mapping[str, object]]], now: float
 ) -> int:
-    """Change the states of contributions and record the verdicts. Several must be locked before.
-    The task of an accepted one, which is not merged after all, goes back to the queue. Return the
-    number of changed rows; not every database counts those of several contributions.
+    """Change the states of contributions and record the verdicts. Several contributions must be
+    locked before. The task of a contribution that was accepted, and is not merged after all, goes
+    back to the queue. Return the number of changed rows; with several contributions, not every
+    database counts them.
     """
     if not decided:
         return 0
@@ -136,7 +137,7 @@ _UNPAID = (
 )
 
 
-def unpaid(
+def note_unpaid(
     conn: sa.Connection,
     ids: Sequence[int],
     why: str,
@@ -210,7 +211,7 @@ _NEWS = (
 
 
 def _newest(lines: sa.CTE) -> sa.ClauseElement:
-    """Return the query of the verdicts of workers after a number, given for each."""
+    """Return the query of the verdicts of each worker after a number given with it."""
     newer = (_V.worker_id == lines.c.worker) & (_V.id > lines.c.since)
     return (
         _VERDICT.add_columns(_V.worker_id)
@@ -229,8 +230,8 @@ def _last(lines: sa.CTE) -> sa.ClauseElement:
 
 
 _SINCE: dict[str, TypeEngine[Any]] = {"worker": sa.String(), "since": sa.BigInteger()}
-_NEWEST = Lines("asked", _SINCE, _newest, blank=("", 0))
-_LAST = Lines("asked", _SINCE, _last, blank=("", 0))
+_NEWEST = BulkStatement("asked", _SINCE, _newest, blank=("", 0))
+_LAST = BulkStatement("asked", _SINCE, _last, blank=("", 0))
 _RECENT = (
     sa.select(_V.id)
     .where(its(_V.worker_id), _V.id <= sa.bindparam("until"), _V.at > sa.bindparam("recent_at"))
@@ -274,8 +275,8 @@ def news(
 def newest_of(
     conn: sa.Connection, since: Mapping[str, int], recent_at: float
 ) -> dict[str, list[tuple[int, Verdict]]]:
-    """Return the verdicts of workers after a number, given for each, that are younger than
-    `recent_at`, in order and with their numbers.
+    """Return each worker's verdicts after its number in `since` that are younger than `recent_at`,
+    in order and with their numbers.
     """
     by_worker: dict[str, list[tuple[int, Verdict]]] = {worker: [] for worker in since}
     if since:
@@ -285,7 +286,9 @@ def newest_of(
 
 
 def concerned(conn: sa.Connection, since: Mapping[str, int], recent_at: float) -> set[str]:
-    """Return the workers with a verdict after a number, given for each, or after `recent_at`."""
+    """Return the workers whose newest verdict is after their number in `since`, or after the
+    instant `recent_at`.
+    """
     rows: Any = _LAST.execute(conn, [*since.items()])
     return {worker for worker, number, at, after in rows if number > after or at > recent_at}
 

@@ -137,7 +137,7 @@ def pace(conn: sa.Connection, run_id: int, head: int) -> tuple[float, float]:
     return times[-1], (times[-1] - times[0]) / max(1, head - first)
 
 
-def merged(conn: sa.Connection, run_id: int, up_to: int | None = None) -> int:
+def count_merges(conn: sa.Connection, run_id: int, up_to: int | None = None) -> int:
     """Return the number of versions that merges made in a run, rolled back or not."""
     made = (versions.c.run_id == run_id) & (versions.c.kind == "merge")
     made &= sa.true() if up_to is None else versions.c.version <= up_to

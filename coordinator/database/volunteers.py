@@ -186,18 +186,20 @@ def count_draw(conn: Connection, volunteer_id: str) -> None:
 
 
 def find(conn: Connection, who: str, key: str) -> VolunteerRow:
-    """Find a volunteer by id, or by nickname, whose skeleton is `key`. Raises NotFound."""
+    """Find a volunteer by the id or nickname `who`; `key` is the nickname's skeleton. Raises
+    NotFound.
+    """
     row = by_id(conn, who)
     if row is None and key:
         query = select(volunteers).where(volunteers.c.nickname_key == key)
-        found_row = conn.execute(query).mappings().first()
-        row = None if found_row is None else VolunteerRow(**found_row)
+        mapping = conn.execute(query).mappings().first()
+        row = None if mapping is None else VolunteerRow(**mapping)
     if row is None:
         raise NotFound(f'there is no volunteer "{who}": `coordinator volunteer list` shows all')
     return row
 
 
-def taken(conn: Connection, key: str) -> bool:
+def is_nickname_taken(conn: Connection, key: str) -> bool:
     """Return True if an account has a nickname with this skeleton."""
     return bool(conn.execute(select(exists().where(volunteers.c.nickname_key == key))).scalar())
 
@@ -339,11 +341,11 @@ _UNCOUNTED = (
 
 def clear_networks(conn: Connection, now: float) -> None:
     """Clear the networks of forgotten accounts that no limit counts by network any more: a day
-    after they came and their last recompute ended, with no work left to merge.
+    after they registered and their last recompute ended, with no work left to merge.
     """
-    who = list(conn.execute(_UNCOUNTED, {"since": now - DAY_S}).scalars())
+    ids = list(conn.execute(_UNCOUNTED, {"since": now - DAY_S}).scalars())
     for table, owner in ((contributions, contributions.c.volunteer_id), (volunteers, _V.id)):
-        conn.execute(update(table).where(among(owner, "who")).values(network=""), {"who": who})
+        conn.execute(update(table).where(among(owner, "ids")).values(network=""), {"ids": ids})
 
 
 def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now: float) -> None:

@@ -196,7 +196,7 @@ class Answers:
         """Return the models that this asker may prompt: newest and best version of each run."""
 
         def read(conn: Connection) -> tuple[ModelCard, ...]:
-            helped = api_key_rows.helped(conn, asker.volunteer_id)
+            helped = api_key_rows.has_contributed(conn, asker.volunteer_id)
             return tuple(
                 card
                 for run in runs.every(conn)
@@ -468,7 +468,7 @@ def _resolved(
         raise Forbidden(f'this key may not ask "{run.name}": {", ".join(asker.runs)} only')
     if why := refusal(definition(run).declaration.output, "generate", run.name):
         raise InvalidField(why, "model")
-    if not _may_ask(run, asker, api_key_rows.helped(conn, asker.volunteer_id)):
+    if not _may_ask(run, asker, api_key_rows.has_contributed(conn, asker.volunteer_id)):
         if definition(run).file.serve.who == "volunteers":
             raise Forbidden(
                 f'the run "{run.name}" answers those who helped: come back when an update of yours'

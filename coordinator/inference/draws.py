@@ -161,10 +161,10 @@ class AnswerDraws:
 
         def change(conn: Connection) -> bool:
             if comparison is None:
-                answer_pay.untold(conn, name, who, now)
+                answer_pay.mark_untold(conn, name, who, now)
                 return False
             reason = f"{CAUGHT}: {comparison[1]} of {comparison[0]} tokens"
-            other = answer_pay.compared(conn, name, who, comparison, reason, now)
+            other = answer_pay.record_comparison(conn, name, who, comparison, reason, now)
             if other:
                 with suppress(NotFound):
                     suspension.suspend(conn, who, reason, now)

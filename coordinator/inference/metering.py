@@ -326,7 +326,7 @@ class Meter:
             left.release(settled=settled)
         lost = partial(answer_pay.abandoned, before=before, replica=self._replica)
         for request_id, who in await self._db.read(lost):
-            untold = partial(answer_pay.untold, request_id=request_id, who=who, now=now)
+            untold = partial(answer_pay.mark_untold, request_id=request_id, who=who, now=now)
             await self._db.write(untold)
         if left_over:
             log.info("settled after a crash", requests=len(left_over))

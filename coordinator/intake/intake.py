@@ -176,7 +176,11 @@ class Intake(PlatformService):
         # locked first, since the same request may be sent twice at once
         held = tasks.holders(conn, [each.task_id for each in asked])
         found = submissions.arrivals(conn, [each.named for each in asked])
-        again = [arrival.known for arrival in found.values() if arrival.known is not None]
+        again = [
+            arrival.contribution_id
+            for arrival in found.values()
+            if arrival.contribution_id is not None
+        ]
         known = {row.id: row for row in contributions.by_ids(conn, again)} if again else {}
         of = {
             number: runs.by_id(conn, number) for number in {task.run_id for task in held.values()}
@@ -185,7 +189,7 @@ class Intake(PlatformService):
         new: list[dict[str, Any]] = []
         for place, each in enumerate(asked):
             task, arrival = held.get(each.task_id), found.get(place)
-            before = known.get(arrival.known or 0) if arrival is not None else None
+            before = known.get(arrival.contribution_id or 0) if arrival is not None else None
             try:
                 if task is None or arrival is None:
                     raise UnknownTask(f"there is no task {each.task_id} of yours")
@@ -280,7 +284,7 @@ class Intake(PlatformService):
             runs.by_id(conn, run_id, lock=True)
         if steady:  # read again, since a merge may have ended while this waited for the locks
             found = submissions.backgrounds(conn, rows)
-        held = submissions.held(conn, rows)
+        held = submissions.tasks_of(conn, rows)
         # locked before draws are counted; the wait may have been for a suspension
         suspended = accounts.lock(conn, {row.volunteer_id for row in rows})
         judged: list[tuple[ContributionRow, Judgement]] = []
@@ -325,7 +329,7 @@ class Intake(PlatformService):
             EndedPart(row=each.row, task=held[each.row.id], accepted=each.accepted)
             for each in taken
         ]
-        submissions.through(conn, parts, now)
+        submissions.advance(conn, parts, now)
         self._take(conn, taken)
 
     def _take(self, conn: Connection, taken: Sequence[_Taken]) -> None:
@@ -358,7 +362,7 @@ class Intake(PlatformService):
             escrow.withhold(conn, unpaid, now)
             if why:
                 ids = [row.id for row in unpaid]
-                verdicts.unpaid(conn, ids, why, ("accepted", "superseded"))
+                verdicts.note_unpaid(conn, ids, why, ("accepted", "superseded"))
         escrow.pay(conn, paid, now)
 
     def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow) -> None:
@@ -376,7 +380,7 @@ class Intake(PlatformService):
         stale = Reason.STALE.value
         verdicts.decide(conn, row, "rejected", now=now, reason=stale, message=message)
         if again:
-            submissions.once_more(conn, row, now)
+            submissions.extend_for_retry(conn, row, now)
         else:
             put_back(conn, row, run, "failure", message, now)
 
@@ -411,7 +415,7 @@ class Intake(PlatformService):
         row = contributions.by_id(conn, contribution_id, principal.volunteer_id)
         verdict = verdicts.latest_verdict(conn, row.id)
         if verdict is not None:
-            redo = verdict.reason == Reason.STALE and submissions.goes_on(conn, row)
+            redo = verdict.reason == Reason.STALE and submissions.may_retry(conn, row)
             return replace(verdict, redo=redo)
         return Verdict(
             contribution=row.id,

@@ -23,7 +23,7 @@ import msgspec
 
 from coordinator.database import contributions, datasets, tasks, unreferenced_blobs, upload_rows
 from coordinator.database.tasks import TaskRow
-from coordinator.database.upload_rows import UploadRow, Use
+from coordinator.database.upload_rows import QuotaUse, UploadRow
 from coordinator.joiner import Joiner
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.standing import PROBATION_LEASES
@@ -206,7 +206,7 @@ class Uploads(PlatformService):
         held = tasks.holders(conn, numbers)
         there = upload_rows.of_tasks(conn, numbers)
         submitted = contributions.submitted(conn, numbers, [one.request.sha256 for one in asked])
-        uses = upload_rows.use(conn, [each.principal.volunteer_id for each in asked])
+        uses = upload_rows.quota_use(conn, [each.principal.volunteer_id for each in asked])
         granted: dict[int, int] = {}  # bytes by run
         answers: list[_Granted | Exception] = []
         unvetted = 0  # bytes
@@ -261,7 +261,7 @@ class Uploads(PlatformService):
         )
 
     def _check_grant(
-        self, row: UploadRow, use: Use, place: Sequence[UploadRow], granted: int
+        self, row: UploadRow, use: QuotaUse, place: Sequence[UploadRow], granted: int
     ) -> None:
         """Raise TooLarge beyond a lease's grant, TooManyRequests beyond the quota, and Conflict if
         `place`, the uploads of the same part, is full.

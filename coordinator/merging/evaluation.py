@@ -179,7 +179,7 @@ class Evaluation(PlatformService):
         failed = "; ".join(f"suite {name}: {why}" for name, why in outcome.failures.items())
 
         def write(conn: Connection) -> None:
-            evaluations.put(conn, run.id, rows, self._clock.now())
+            evaluations.put_scores(conn, run.id, rows, self._clock.now())
             if failed:
                 values = {"message": failed[:2000]}
                 evaluations.set_evaluation(conn, run.id, version.version, **values)

@@ -224,7 +224,9 @@ class Merger(PlatformService):
         due = [run for run, waits in running if waits and ready(conn, run)[0].now]
         begun = [(run, merges.of_base(conn, run.id, run.head)) for run in due]
         free = [
-            run for run, merge in begun if not (merge and merge.is_led(self._leases.owner, now))
+            run
+            for run, merge in begun
+            if not (merge and merge.is_leased_to_other(self._leases.owner, now))
         ]
         return [run for run, _ in running], free
 

@@ -167,7 +167,7 @@ def _read(
         measured=measured,
         history=history,
         dataset=dataset,
-        merges=versions.merged(conn, run.id, number),
+        merges=versions.count_merges(conn, run.id, number),
         suites=suite_courses(conn, run, number),
     )
 

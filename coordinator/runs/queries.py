@@ -484,7 +484,7 @@ def _privacy(conn: Connection, run: RunRow, about: Definition) -> PrivacySpent |
     counted.
     """
     settings = about.file.privacy
-    return privacy.spent(settings, versions.merged(conn, run.id)) if settings.on else None
+    return privacy.spent(settings, versions.count_merges(conn, run.id)) if settings.on else None
 
 
 def _memory(run: RunRow, about: Definition) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def budget_spent(conn: Connection, run: RunRow) -> bool:
     """Return True if the next merge would exceed the budget of `[privacy]`."""
     settings = definition(run).file.privacy
-    return settings.on and versions.merged(conn, run.id) >= settings.merges
+    return settings.on and versions.count_merges(conn, run.id) >= settings.merges
 
 
 def why_end(conn: Connection, run: RunRow, at: float) -> str:

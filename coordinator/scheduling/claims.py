@@ -230,7 +230,7 @@ class Claims:
         lines = {line.id: line for line in view.runs}
         for run_id in {row.run_id for row in served.rows.values()}:
             spec = self.spec(conn, run_id)
-            line = lines.get(run_id) or claim_rows.line(conn, run_id)
+            line = lines.get(run_id) or claim_rows.live_run(conn, run_id)
             reached = Reached(line.global_step, line.tokens)
             served.runs[run_id] = JobBase.of(spec, spec.plan, reached)
         served.audits = audits.works(
@@ -277,7 +277,7 @@ class Claims:
             run = offers[one.run_id, one.home]
             served.given[one.run_id] += round(work_of(run, one.price_micro))
             self._machines.gave(run, one.price_micro, able[one.waiter])
-        claim_rows.move(conn, outcome.moved)
+        claim_rows.set_cursors(conn, outcome.moved)
         wanted = [
             _taken(one, able[one.waiter], specs[one.run_id], offers[one.run_id, one.home].seed)
             for one in outcome.assignments

@@ -300,8 +300,8 @@ class Queue:
 
 def _go_on(conn: Connection, row: TaskRow, start: _Start, now: float) -> Begun | VolunteerError:
     """Repeat the reply to a worker's earlier request, or bind the newest version."""
-    beginning = tasks.go_on(conn, row, now, newest=start.newest)
+    beginning = tasks.resume(conn, row, now, newest=start.newest)
     if isinstance(beginning, VolunteerError):
         return beginning
-    part, tries = submissions.wanted(conn, beginning.task)
+    part, tries = submissions.next_part(conn, beginning.task)
     return msgspec.structs.replace(beginning, part=part, tries=tries)

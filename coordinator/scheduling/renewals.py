@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.database import heartbeats
-from coordinator.database.heartbeats import Renewal, Sign
+from coordinator.database.heartbeats import LifeSign, Renewal
 from coordinator.database.monitoring import machine_hours
 from coordinator.database.tasks import TaskRow
 from shared.errors import BadRequest
@@ -56,7 +56,7 @@ class Renewals:
         self._clock = clock
         self._attendance = attendance
         self._held: dict[int, _HeldLease] = {}
-        self._signs: dict[str, Sign] = {}
+        self._signs: dict[str, LifeSign] = {}
         self._compared_at = self._attended_at = clock.now()
 
     def hold(self, row: TaskRow) -> None:
@@ -70,14 +70,14 @@ class Renewals:
 
     def saw(self, worker_id: str) -> None:
         """Record that a worker is alive."""
-        sign = self._signs.get(worker_id, Sign(worker_id=worker_id, at=0.0))
+        sign = self._signs.get(worker_id, LifeSign(worker_id=worker_id, at=0.0))
         self._signs[worker_id] = msgspec.structs.replace(sign, at=self._clock.now())
 
     async def beat(self, principal: Principal, request: HeartbeatRequest) -> tuple[TaskOrder, ...]:
         """Renew the reported leases of a worker, and order each to continue or stop."""
         if len(request.tasks) > TASKS_MAX:
             raise BadRequest(f"a heartbeat may name {TASKS_MAX} tasks at most")
-        self._signs[principal.worker_id] = Sign(
+        self._signs[principal.worker_id] = LifeSign(
             worker_id=principal.worker_id,
             at=self._clock.now(),
             state=_state(request),
@@ -176,7 +176,7 @@ class Renewals:
         seconds = self._attendance.drain()
         await self._db.write(lambda conn: machine_hours.add(conn, seconds, now))
 
-    async def _write(self, lines: list[Renewal], signs: list[Sign]) -> list[TaskRow]:
+    async def _write(self, lines: list[Renewal], signs: list[LifeSign]) -> list[TaskRow]:
         rows: list[TaskRow] = []
         for first in range(0, max(len(lines), len(signs)), WRITE_MAX):
             some, living = lines[first : first + WRITE_MAX], signs[first : first + WRITE_MAX]
@@ -184,7 +184,7 @@ class Renewals:
         return rows
 
     def _restore(
-        self, changed: dict[int, _HeldLease], lines: dict[int, Renewal], signs: dict[str, Sign]
+        self, changed: dict[int, _HeldLease], lines: dict[int, Renewal], signs: dict[str, LifeSign]
     ) -> None:
         """Keep the unwritten renewals for the next flush."""
         for task, lease in changed.items():
@@ -204,7 +204,9 @@ class Renewals:
                 self.drop(task)
 
 
-def _store(conn: Connection, renewals: Sequence[Renewal], signs: Sequence[Sign]) -> list[TaskRow]:
+def _store(
+    conn: Connection, renewals: Sequence[Renewal], signs: Sequence[LifeSign]
+) -> list[TaskRow]:
     heartbeats.seen(conn, signs)
     return heartbeats.renew(conn, renewals)
 

@@ -57,7 +57,7 @@ class Desk:
     async def compared(self, name: str, who: str, looked: int, wrong: int) -> bool:
         found = (looked, wrong)
         return await self.db.write(
-            lambda conn: answer_pay.compared(conn, name, who, found, "not the model", 6.0)
+            lambda conn: answer_pay.record_comparison(conn, name, who, found, "not the model", 6.0)
         )
 
 
@@ -129,7 +129,7 @@ async def test_nothing_behind_a_waiting_draw_is_freed(desk: Desk) -> None:
     await desk.pay("two", {MIA: 10}, roll=0.0)
     assert not await desk.compared("two", MIA, 40, 0)
     assert await has(desk.db) == Balances(escrow_micro=40)
-    await desk.db.write(lambda conn: answer_pay.untold(conn, "one", MIA, 7.0))
+    await desk.db.write(lambda conn: answer_pay.mark_untold(conn, "one", MIA, 7.0))
     assert await desk.states("one") == {}
     assert await has(desk.db) == Balances(earned_micro=40)
 
@@ -154,8 +154,8 @@ async def test_a_draw_that_disagrees_takes_all_and_pays_the_askers_back(desk: De
     assert await has(desk.db) == Balances()
     assert await has(desk.db, BOB) == Balances(escrow_micro=5)
     assert await desk.tally(MIA) == (2, 40, 0, 40, 40)
-    assert await desk.db.write(lambda conn: answer_pay.take(conn, MIA, "", 8.0)) == 0
-    assert await desk.db.write(lambda conn: answer_pay.take(conn, BOB, "", 8.0)) == 5
+    assert await desk.db.write(lambda conn: answer_pay.forfeit(conn, MIA, "", 8.0)) == 0
+    assert await desk.db.write(lambda conn: answer_pay.forfeit(conn, BOB, "", 8.0)) == 5
 
 
 async def test_the_tally_of_compared_tokens_forgets_its_older_half(desk: Desk) -> None:

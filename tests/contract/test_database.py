@@ -167,15 +167,15 @@ async def test_other_processes_are_heard_after_an_error_of_the_database(
     listening, telling = Signals(), Signals()
     await listening.connect(here)
     await telling.connect(there)
-    watch, tell = listening.watch("run:7"), postgres_engine._tell
+    watch, tell = listening.watch("run:7"), postgres_engine._notify
     failed = asyncio.Event()
 
     def fail(connection: Connection, topics: Sequence[str]) -> None:
-        monkeypatch.setattr(postgres_engine, "_tell", tell)
+        monkeypatch.setattr(postgres_engine, "_notify", tell)
         failed.set()
         connection.execute(text("SELECT 1 / 0"))
 
-    monkeypatch.setattr(postgres_engine, "_tell", fail)
+    monkeypatch.setattr(postgres_engine, "_notify", fail)
     telling.notify("run:7")
     assert await watch.wait(60)
     assert failed.is_set()

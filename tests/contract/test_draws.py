@@ -194,7 +194,7 @@ async def test_answers_that_nobody_paid_are_compared_and_free_nothing(house: Hou
     await house.quiet()
     assert (len(house.judge.order), await house.has(bob)) == (4, (3 * PAY, PAY))
     many = partial(
-        answer_pay.compared,
+        answer_pay.record_comparison,
         request_id="",
         who=bob.volunteer_id,
         comparison=(900, 0),

@@ -180,7 +180,7 @@ async def test_each_submission_has_its_own_answer_whatever_comes_with_it(
         assert states == {"accepted": 4}
         row = await home.coordinator.db.read(lambda conn: contributions.by_id(conn, found[0]))
         gone = msgspec.structs.replace(row, task_id=10**9)
-        assert not await home.coordinator.db.write(lambda conn: submissions.held(conn, [gone]))
+        assert not await home.coordinator.db.write(lambda conn: submissions.tasks_of(conn, [gone]))
         again = await asyncio.gather(*map(submit, [good, rest]))
         assert [decode(reply, Verdict).contribution for reply in again] == [found[0], found[4]]
         await books(home)

@@ -231,13 +231,13 @@ async def test_every_leaf_and_every_older_tree_is_proved(database: Database) -> 
         payments.post_step(conn, "pending", [pay(n, n) for n in range(1, 8)], 1.0)
 
     await database.write(write)
-    assert await database.read(record_tree.behind)
-    assert await database.read(record_tree.counted) == (7, 0)
+    assert await database.read(record_tree.has_backlog)
+    assert await database.read(record_tree.counts) == (7, 0)
     assert await database.write(lambda conn: record_tree.extend(conn, 3)) == 3
     three = await database.read(record_tree.head)
-    assert await database.read(record_tree.behind)
+    assert await database.read(record_tree.has_backlog)
     assert await database.write(record_tree.extend) == 4
-    assert not await database.read(record_tree.behind)
+    assert not await database.read(record_tree.has_backlog)
     assert await database.write(record_tree.extend) == 0
     tree = await database.read(lambda conn: record_tree.tree_head(conn, 9.0))
     head = await database.read(record_tree.head)
@@ -274,11 +274,11 @@ async def test_paid_entries_of_a_volunteer_are_listed_with_their_leaves(
         return run, mine
 
     run, mine = await database.write(write)
-    [paid] = await database.read(lambda conn: record_tree.paid(conn, MIA, 0, 10))
+    [paid] = await database.read(lambda conn: record_tree.payments(conn, MIA, 0, 10))
     assert (paid.run, paid.version, paid.place) == ("alpha", 4, 1)
     entry = paid.entry
     assert (entry.id, entry.key, entry.kind, entry.at) == (2, f"earn:{mine}", "earn", 2.0)
     assert (entry.run_id, entry.contribution_id, entry.memo) == (run, mine, "")
     assert entry.moves == ((MIA, "pending", -5), (MIA, "earned", 5))
-    assert await database.read(lambda conn: record_tree.paid(conn, MIA, 2, 10)) == []
-    assert await database.read(lambda conn: record_tree.paid(conn, MIA, 1, 10)) == [paid]
+    assert await database.read(lambda conn: record_tree.payments(conn, MIA, 2, 10)) == []
+    assert await database.read(lambda conn: record_tree.payments(conn, MIA, 1, 10)) == [paid]

@@ -144,7 +144,7 @@ async def test_after_a_kill_volunteers_are_paid_once_for_what_was_written_down(
 
     def caught(conn: Connection) -> bool:
         who = bob.volunteer_id
-        return answer_pay.compared(conn, one.id, who, (6, 6), "not the model's", 5.0)
+        return answer_pay.record_comparison(conn, one.id, who, (6, 6), "not the model's", 5.0)
 
     for _ in range(2):
         assert await bench.db.write(caught)

@@ -101,7 +101,7 @@ async def test_sealing_while_others_post_leaves_no_gap(database: Database) -> No
     await asyncio.gather(*jobs[:20], seals[0], *jobs[20:], seals[1])
     await database.write(record_tree.extend)
     assert await Ledger(database).check() == ()
-    assert not await database.read(record_tree.behind)
+    assert not await database.read(record_tree.has_backlog)
 
 
 # What a person with the database in hands might do, and what the check then says.

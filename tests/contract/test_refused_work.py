@@ -128,7 +128,7 @@ async def test_an_open_question_holds_up_no_pay_and_is_no_draw(database: Databas
     question = await database.write(pass_draws)
     assert await have(database) == (0, PRICE, PRICE)
     assert await database.read(lambda conn: recomputes.open_of(conn, NEW)) == []
-    counts = await database.read(lambda conn: recomputes.open_questions(conn, run, NEW))
+    counts = await database.read(lambda conn: recomputes.open_refusals(conn, run, NEW))
     assert counts == (1, 1)
     await database.write(lambda conn: ended(conn, question, "passed"))
     _, person = await of(database, run)

@@ -144,7 +144,7 @@ async def test_setting_a_part_aside_returns_its_range_and_leaves_its_lease(
         conn.execute(sa.update(contributions_table).values(**part))
         row = contributions.by_id(conn, row.id)
         payments.post_step(conn, "pending", [payments.Payment.of(row)], 1.0)
-        submissions.through(conn, [submissions.EndedPart(row=row, task=task, accepted=True)], 1.0)
+        submissions.advance(conn, [submissions.EndedPart(row=row, task=task, accepted=True)], 1.0)
         set_aside(conn, runs.by_id(conn, run), row, "it is no tensor", 2.0, None)
 
     await database.write(settle)

@@ -13,13 +13,13 @@ from tests.support.run_rows import add_run
 async def test_the_first_and_the_newest_score_of_each_suite_are_found(database: Database) -> None:
     def write(conn: Connection) -> int:
         run, other = add_run(conn), add_run(conn, "another")
-        evaluations.put(conn, other, [SuiteScoreRow("a", 99, 1, 2, 0)], 1.0)
+        evaluations.put_scores(conn, other, [SuiteScoreRow("a", 99, 1, 2, 0)], 1.0)
         for version in (0, 10, 20):
             rows = [SuiteScoreRow("a", version, version // 5, 8, 1)]
             if version:  # one that could not be measured at first
                 rows.append(SuiteScoreRow("b", version, 1, 4, 0))
-            evaluations.put(conn, run, rows, 2.0)
-        evaluations.put(conn, run, [SuiteScoreRow("b", 20, 3, 4, 0)], 3.0)  # measured again
+            evaluations.put_scores(conn, run, rows, 2.0)
+        evaluations.put_scores(conn, run, [SuiteScoreRow("b", 20, 3, 4, 0)], 3.0)  # measured again
         return run
 
     run = await database.write(write)

@@ -560,7 +560,7 @@ def begin(
     if row.begun_at is None:
         [found] = tasks.begin_all(conn, [row], now)
     else:
-        found = tasks.go_on(conn, row, now, newest=newest)
+        found = tasks.resume(conn, row, now, newest=newest)
     if isinstance(found, VolunteerError):
         raise found
     return found, row.begun_at is not None

@@ -97,7 +97,7 @@ async def test_a_long_history_becomes_leaves_in_batches(database: Database) -> N
         await database.write(paying(number))
         await database.write(line(number))
     sizes = []
-    while await database.read(record_tree.behind):
+    while await database.read(record_tree.has_backlog):
         await database.write(lambda conn: record_tree.extend(conn, 5))
         sizes.append((await database.read(record_tree.head)).size)
     assert sizes == [5, 10, 15, 20, 25, 30, 33]

@@ -27,17 +27,17 @@ from sqlalchemy.types import TypeEngine
 
 
 class _CompiledText(NamedTuple):
-    """Compiled statement and the sources of its parameters."""
+    """Compiled statement, and how its parameters are put in order."""
 
     statement: str
-    others: tuple[str, ...]  # names of the values given besides the rows
+    names: tuple[str, ...]  # names of the values given beside the rows
     constants: tuple[object, ...]  # constants of the statement itself
-    # Returns the parameters in the statement's order, from all cells, the others and the constants.
-    picked: Callable[[Sequence[object]], tuple[object, ...]]
+    # Puts all cells, the named values and the constants into the statement's order.
+    in_order: Callable[[Sequence[object]], tuple[object, ...]]
 
 
-class Lines:
-    """Statement over a table of values, compiled once for each number of rows.
+class BulkStatement:
+    """Statement over a table of values, compiled once for each power of two of rows.
 
     `build` gets the table as a CTE of two columns or more; other values are `bindparam`s, given by
     name. `blank` is a row that matches nothing.
@@ -67,8 +67,8 @@ class Lines:
         cells = [*chain.from_iterable(rows), *self._blank * (size - len(rows))]
         if len(cells) != size * len(self._columns):
             raise ValueError(f"a row of {self._name} has {len(self._columns)} columns")
-        cells += [constants[name] for name in text.others]
-        return conn.exec_driver_sql(text.statement, text.picked([*cells, *text.constants]))
+        cells += [constants[name] for name in text.names]
+        return conn.exec_driver_sql(text.statement, text.in_order([*cells, *text.constants]))
 
     def _text(self, dialect: Dialect, size: int) -> _CompiledText:
         key = (dialect.name, size)
@@ -87,15 +87,15 @@ class Lines:
         table = values(*self._columns, name=self._name).data(data).cte(self._name)
         compiled: Any = self._build(table).compile(dialect=dialect)
         cells = list(chain.from_iterable(names))
-        beside = [name for name in compiled.params if name not in set(cells)]
-        required = [name for name in beside if compiled.binds[name].required]
-        constants = [name for name in beside if name not in required]
+        other_names = [name for name in compiled.params if name not in set(cells)]
+        required = [name for name in other_names if compiled.binds[name].required]
+        constants = [name for name in other_names if name not in required]
         place = {name: index for index, name in enumerate([*cells, *required, *constants])}
         return _CompiledText(
             statement=str(compiled),
-            others=tuple(required),
+            names=tuple(required),
             constants=tuple(compiled.params[name] for name in constants),
-            picked=itemgetter(*(place[name] for name in compiled.positiontup)),
+            in_order=itemgetter(*(place[name] for name in compiled.positiontup)),
         )
 
 

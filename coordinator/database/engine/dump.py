@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Integer, Table, func, insert, select, text
 from sqlalchemy.sql.sqltypes import Boolean, LargeBinary
 
-from coordinator.database.engine.postgres import patiently
+from coordinator.database.engine.postgres import allow_long_read
 from coordinator.database.engine.sqlite import CLOCK_KEY
 from coordinator.database.engine.statements import deletion
 from coordinator.database.tables.schema import metadata
@@ -22,7 +22,7 @@ def begin_snapshot(conn: Connection) -> None:
     """Make all statements of a read transaction see one instant; must be its first statement."""
     if conn.dialect.name == "postgresql":
         conn.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
-    patiently(conn)
+    allow_long_read(conn)
 
 
 def names() -> tuple[str, ...]:

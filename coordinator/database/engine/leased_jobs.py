@@ -10,8 +10,8 @@ Merges, their parts, evaluations and recomputes are such jobs. Two things look a
 - Tasks (`database/leases`). Their lease goes to a machine elsewhere: it has one deadline for
   heartbeats and one for the work, is bound to a version, and many are handed out in one statement.
 - Answers at stake (`ledger/answer_pay`) and requests (`inference/request_rows`). Only the process
-  that answers can go on, since prompts are in no table: nobody takes such a row over, and a silent
-  process's rows are ended.
+  that answers can finish, since prompts are in no table: no other process takes such a row over,
+  and the rows of a silent process are ended.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class LeasedJobs(Generic[J]):
         until: float,
         **values: object,
     ) -> J | None:
-        """Lease the first of `candidates`, which select the table's rows, and change it; None
-        without one. Jobs that another transaction leases meanwhile are passed over.
+        """Lease the first of `candidates`, a query of the table's rows, and set `values` in it;
+        None if there is none. Jobs that another transaction leases meanwhile are passed over.
         """
         query = candidates.limit(1).with_for_update(of=self._table, skip_locked=True)
         row = conn.execute(query).mappings().first()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Dialect = Literal["sqlite", "postgresql"]
-AHEAD_S = 300.0  # the clocks of two good machines differ by less
+AHEAD_S = 300.0  # a stored instant further ahead of the machine's clock is reported
 MIGRATION_LOCK = 0x766F6C75  # arbitrary number of the lock under which a process migrates
 
 

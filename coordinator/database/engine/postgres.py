@@ -34,7 +34,7 @@ T = TypeVar("T")
 POOL = 12
 # concurrent writes: the rest of the pool is for reads, and for the connection that listens
 WRITES = 9
-TURN_S = 20.0  # longest wait for a connection, and before it for a writer's place
+TURN_S = 20.0  # longest wait for a writer's place, and again for a connection
 ATTEMPTS = 8
 RETRY_S = 0.01  # base of the random wait before a retry; doubled each time
 FAILED_RETRY_S = 60.0  # clients retry after this time: the organiser must act first
@@ -58,9 +58,9 @@ SERVER = {
     "tcp_keepalives_interval": "2s",
     "tcp_keepalives_count": "3",
 }
-# names that asyncpg takes behind the "?" of an address
+# names of the parameters behind the "?" of an address
 PARAMETERS = inspect.signature(asyncpg.connect).parameters.keys()
-PATIENT_S = 120  # longest idle time of a connection that reads all rows
+LONG_READ_IDLE_S = 120  # longest pause between statements of a transaction that reads all rows
 POOLER = (
     "something between this server and PostgreSQL (PgBouncer in transaction mode?) does not pass "
     "on settings of a session: name PostgreSQL itself in --database"
@@ -84,10 +84,10 @@ def engine(url: str, **options: object) -> AsyncEngine:
     )
 
 
-def patiently(conn: Connection) -> None:
+def allow_long_read(conn: Connection) -> None:
     """Raise the idle timeout for a long read, which holds no row lock."""
     if conn.dialect.name == "postgresql":
-        conn.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = '{PATIENT_S}s'"))
+        conn.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = '{LONG_READ_IDLE_S}s'"))
 
 
 def check_session(conn: Connection) -> None:
@@ -249,11 +249,11 @@ class PostgresRunner:
 
         def ask(connection: Connection) -> None:
             for _ in range(3):
-                sent = time.time()
-                there = connection.execute(select(func.extract("epoch", func.clock_timestamp())))
-                server_time = float(there.scalar_one())
-                took = time.time() - sent
-                offsets.append((took, server_time - (sent + took / 2)))
+                sent_at = time.time()
+                epoch = connection.execute(select(func.extract("epoch", func.clock_timestamp())))
+                server_time = float(epoch.scalar_one())
+                trip_s = time.time() - sent_at
+                offsets.append((trip_s, server_time - (sent_at + trip_s / 2)))
 
         await self.read(ask)
         clock.offset_s = min(offsets)[1]
@@ -271,7 +271,7 @@ class PostgresRunner:
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
         listening = asyncio.Event()
 
-        def heard(connection: object, pid: int, channel: str, payload: str) -> None:
+        def receive(connection: object, pid: int, channel: str, payload: str) -> None:
             sender, _, topic = payload.partition(" ")
             if sender != self._name:
                 deliver(topic)
@@ -281,7 +281,7 @@ class PostgresRunner:
                 self._pending[topic] = None
             self._send.set()
 
-        self._tasks.append(asyncio.create_task(self._listen(heard, deliver, listening)))
+        self._tasks.append(asyncio.create_task(self._listen(receive, deliver, listening)))
         self._tasks.append(asyncio.create_task(self._announce()))
         await asyncio.wait_for(listening.wait(), 30)
         return send
@@ -294,7 +294,7 @@ class PostgresRunner:
             topics, self._pending = self._pending, {}
             try:
                 await self.write(
-                    partial(_tell, topics=[f"{self._name} {topic}" for topic in topics])
+                    partial(_notify, topics=[f"{self._name} {topic}" for topic in topics])
                 )
             except (VolunteerError, DBAPIError, OSError):
                 await asyncio.sleep(1)
@@ -303,7 +303,7 @@ class PostgresRunner:
 
     async def _listen(
         self,
-        heard: Callable[[object, int, str, str], None],
+        receive: Callable[[object, int, str, str], None],
         deliver: Callable[[str | None], None],
         ready: asyncio.Event,
     ) -> None:
@@ -311,7 +311,7 @@ class PostgresRunner:
         while True:
             try:
                 async with self._engine.connect() as connection:
-                    await self._hear(connection, heard, deliver, ready)
+                    await self._listen_on(connection, receive, deliver, ready)
             except (
                 DBAPIError,
                 PoolTimeout,
@@ -321,15 +321,15 @@ class PostgresRunner:
             ):
                 await asyncio.sleep(1)
 
-    async def _hear(
+    async def _listen_on(
         self,
         connection: AsyncConnection,
-        heard: Callable[[object, int, str, str], None],
+        receive: Callable[[object, int, str, str], None],
         deliver: Callable[[str | None], None],
         ready: asyncio.Event,
     ) -> None:
         driver: Any = (await connection.get_raw_connection()).driver_connection
-        await driver.add_listener(CHANNEL, heard)
+        await driver.add_listener(CHANNEL, receive)
         try:
             if ready.is_set():
                 deliver(None)
@@ -339,14 +339,14 @@ class PostgresRunner:
                 await driver.fetchval("SELECT 1", timeout=10)
         finally:
             if not driver.is_closed():
-                await driver.remove_listener(CHANNEL, heard)
+                await driver.remove_listener(CHANNEL, receive)
 
 
-_TELL = text("SELECT pg_notify(:channel, told) FROM unnest(CAST(:told AS text[])) AS told")
+_NOTIFY = text("SELECT pg_notify(:channel, topic) FROM unnest(CAST(:topics AS text[])) AS topic")
 
 
-def _tell(connection: Connection, topics: Sequence[str]) -> None:
-    connection.execute(_TELL, {"channel": CHANNEL, "told": topics})
+def _notify(connection: Connection, topics: Sequence[str]) -> None:
+    connection.execute(_NOTIFY, {"channel": CHANNEL, "topics": topics})
 
 
 class _LostTransaction(Exception):

@@ -13,7 +13,7 @@ LOCK_FILE = "serve.lock"
 
 
 class DirectoryLock:
-    """Holds a data directory until `release` or the end of the process."""
+    """Lock of one data directory, until `release` or the end of the process."""
 
     def __init__(self, directory: Path, file: int) -> None:
         self.directory = directory

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -98,10 +98,8 @@ def translate(error: BaseException) -> BaseException:
     """Translate a SQLite failure for callers."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     name = getattr(cause, "sqlite_errorname", "") or ""
-    if name in (
-        "SQLITE_FULL",
-        "SQLITE_IOERR_SHMSIZE",
-    ):  # the second code: the index next to the file cannot grow
+    # SHMSIZE: the index of the write-ahead log, a file next to the database, cannot grow
+    if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):
         return StorageFull("no space is left for the database: free some; work then continues")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return Unavailable("the database is held by another program", retry_after_s=5)
@@ -121,7 +119,7 @@ class _WriteJob:
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
     result: object = None
-    error: BaseException | None = field(default=None)
+    error: BaseException | None = None
 
     def run(self, connection: Connection) -> None:
         try:
@@ -149,8 +147,8 @@ class SqliteRunner:
         self._writer = engine(path, begin="BEGIN IMMEDIATE")
         self._reading = engine(path, begin="BEGIN", readers=READERS)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="db-read")
-        self._mine = threading.local()
-        self._views: list[Connection] = []
+        self._of_thread = threading.local()
+        self._reader_connections: list[Connection] = []
         self._jobs: queue.Queue[_WriteJob | None] = queue.Queue(QUEUED_MAX)
         self.failed = ""  # reason why writes are refused
         self._file = _identity(path)
@@ -189,12 +187,12 @@ class SqliteRunner:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._readers, run)
         except (DBAPIError, sqlite3.Error) as error:
-            self._note(error)
+            self._fail_if_unreliable(error)
             if self.failed:  # the next server reads what was committed
                 raise Unavailable(self.failed, retry_after_s=FAILED_RETRY_S) from error
             raise translate(error) from error
 
-    def _note(self, error: BaseException) -> None:
+    def _fail_if_unreliable(self, error: BaseException) -> None:
         """Refuse further writes after a failure that makes the file unreliable."""
         name = str(getattr(getattr(error, "orig", error), "sqlite_errorname", ""))
         lost = name.startswith(("SQLITE_IOERR", "SQLITE_CORRUPT", "SQLITE_NOTADB"))
@@ -224,11 +222,13 @@ class SqliteRunner:
             raise Unavailable(self.failed, retry_after_s=FAILED_RETRY_S)
 
     def _reader(self) -> Connection:
-        """Return this thread's own connection: one from a pool took longer than a short read."""
-        connection: Connection | None = getattr(self._mine, "connection", None)
+        """Return this thread's own connection, since taking one from a pool takes longer than a
+        short read.
+        """
+        connection: Connection | None = getattr(self._of_thread, "connection", None)
         if connection is None or connection.invalidated:
-            connection = self._mine.connection = self._reading.connect()
-            self._views.append(connection)
+            connection = self._of_thread.connection = self._reading.connect()
+            self._reader_connections.append(connection)
         return connection
 
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
@@ -243,7 +243,7 @@ class SqliteRunner:
         self._jobs.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
         self._readers.shutdown(wait=True)
-        for connection in self._views:
+        for connection in self._reader_connections:
             connection.close()
         self._reading.dispose()
         self._writer.dispose()
@@ -299,13 +299,13 @@ class SqliteRunner:
 
     def _drain(self) -> None:
         """Refuse the queued jobs, store the clock, close the file."""
-        left: list[_WriteJob] = []
+        refused: list[_WriteJob] = []
         while not self._jobs.empty():
             job = self._jobs.get_nowait()
             if job is not None:
                 job.error = Unavailable("the coordinator is shutting down")
-                left.append(job)
-        _deliver(left)
+                refused.append(job)
+        _deliver(refused)
         if self._connection is not None:
             if not self.failed:
                 self._keep_clock()
@@ -341,7 +341,7 @@ class SqliteRunner:
         self._check_file()
         for job in done:
             if isinstance(job.error, DBAPIError):
-                self._note(job.error)
+                self._fail_if_unreliable(job.error)
                 job.error = translate(job.error)
 
     def _run_joined(self, connection: Connection, done: list[_WriteJob]) -> None:
@@ -371,7 +371,7 @@ class SqliteRunner:
     def _abandon(self, error: BaseException, done: list[_WriteJob]) -> None:
         """Fail all jobs of a lost transaction; none is retried."""
         failure = translate(error)
-        self._note(error)  # after a failed fsync the content of the disk is unknown
+        self._fail_if_unreliable(error)  # after a failed fsync the content of the disk is unknown
         for job in done:
             job.result, job.error = None, failure
         if self._connection is not None:

@@ -36,7 +36,7 @@ Changes = Callable[[Table, Incoming], Mapping[str, object]]
 
 
 def deletion(table: Table, reason: Reason) -> Delete:
-    """Return the statement that deletes rows, with the reason that permits it."""
+    """Return the statement that deletes rows; every deletion names the reason that permits it."""
     return delete(table)
 
 
@@ -111,7 +111,7 @@ class _Among(FunctionElement[Any]):
 
     inherit_cache = True
     name = "among"
-    type = NullType()  # SQLite would get `= 1` behind a Boolean, and use no index
+    type = NullType()  # behind a Boolean SQLite would get `= 1`, and use no index
 
 
 @compiles(_Among)

@@ -42,7 +42,7 @@ _BY_HASH = (
 )
 _BY_ID = select(api_keys).where(its(api_keys.c.id))
 _LOCKED = _BY_ID.with_for_update()
-_SPENT = update(api_keys).where(its(api_keys.c.id))
+_SET = update(api_keys).where(its(api_keys.c.id))
 
 
 def add(conn: Connection, values: dict[str, object]) -> KeyRow:
@@ -83,16 +83,16 @@ def made_since(conn: Connection, volunteer_id: str, at: float) -> int:
 
 def revoke(conn: Connection, key_id: int, now: float) -> None:
     """Revoke a key."""
-    conn.execute(_SPENT, {"its_id": key_id, "revoked_at": now})
+    conn.execute(_SET, {"its_id": key_id, "revoked_at": now})
 
 
 def charge(conn: Connection, key_id: int, cost_micro: int) -> None:
     """Add a cost to the spending of a key."""
-    row = update(api_keys).where(api_keys.c.id == key_id)
-    conn.execute(row.values(spent_micro=api_keys.c.spent_micro + cost_micro))
+    spent_micro = api_keys.c.spent_micro + cost_micro
+    conn.execute(_SET.values(spent_micro=spent_micro), {"its_id": key_id})
 
 
-def helped(conn: Connection, volunteer_id: str) -> bool:
+def has_contributed(conn: Connection, volunteer_id: str) -> bool:
     """Return True if a contribution of an account was merged, or accepted and is never merged."""
     c = contributions.c
     done = (c.state == "merged") | ((c.state == "accepted") & c.kind.not_in(UPDATES))

@@ -68,14 +68,16 @@ def begin(conn: Connection, row: OpenRow, memo: str) -> None:
 
 
 class StreamProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """StreamProgress tokens of a request, and the number that each volunteer's account computed."""
+    """Tokens that a request has streamed, in all and by the account that computed them."""
 
     out: int
     answered: Mapping[str, int] = {}
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """End of a request: `roll` returns a draw's random number, `replica` can compare answers."""
+    """End of a request. `roll` returns a draw's random number; `replica` is the process that can
+    compare the answers.
+    """
 
     now: float
     roll: Callable[[], float]
@@ -96,8 +98,9 @@ def end(conn: Connection, request_id: str, streamed: StreamProgress, ending: End
         return int(row["cost_micro"])
     out = max(0, min(streamed.out, row["tokens_max"]))
     units = row["tokens_in"] + out
-    answered = out or not row["tokens_max"]  # no token was wanted: the prompt was repeated
-    cost = min(row["held_micro"], cost_micro(row["unit_nano"], units)) if answered else 0
+    # a request for no token is answered by its prompt
+    is_answered = out or not row["tokens_max"]
+    cost = min(row["held_micro"], cost_micro(row["unit_nano"], units)) if is_answered else 0
     pays, now = shares(cost, out, streamed.answered, row["house_share"]), ending.now
     answer_pay.lock(conn, pays)
     if cost:
@@ -158,8 +161,8 @@ def abandoned(
     query = select(_u.id, _u.tokens_out, _u.answered).where(_u.state == "open", _u.beat_at < before)
     query = query.order_by(_u.beat_at).limit(RECOVERED_MAX + len(open_requests))
     return {
-        request_id: sent
-        for request_id, sent in _streamed(conn, query).items()
+        request_id: progress
+        for request_id, progress in _streamed(conn, query).items()
         if request_id not in set(open_requests)
     }
 

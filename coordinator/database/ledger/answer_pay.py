@@ -35,18 +35,18 @@ TALLY_MAX = 1024  # compared tokens of an account above which the tally is halve
 _A, _S, _U, _V = answerers.c, answer_stakes.c, usage.c, volunteers.c
 _LOCK = select(_V.id).where(among(_V.id, "ids")).order_by(_V.id).with_for_update()
 _UNTOLD = exists().where(_S.volunteer_id == _V.id, _S.state == "untold")
-_ABOUT = (
+_TALLIES = (
     select(answerers, _V.standing, _UNTOLD.label("untold"))
     .join(volunteers, _V.id == _A.volunteer_id)
     .where(among(_A.volunteer_id, "ids"))
 )
-_SET_ABOUT = update(answerers).where(its(_A.volunteer_id))
+_SET_TALLY = update(answerers).where(its(_A.volunteer_id))
 _ADD = insert(answer_stakes)
 _OF_ONE = select(answer_stakes).where(its(_S.volunteer_id)).order_by(_S.id)
-_TELL = (
+_END_DRAW = (
     update(answer_stakes)
     .where(its(_S.volunteer_id), its(_S.request_id), _S.state == "drawn")
-    .values(state=bindparam("told"))
+    .values(state=bindparam("outcome"))
 )
 _REMOVE = deletion(answer_stakes, "settled").where(among(_S.id, "ids"))
 _CHEAPER = (
@@ -86,66 +86,66 @@ def pay(
     now: float,
 ) -> None:
     """Put each locked account's pay for a request at stake; `roll` gives a draw's random number."""
-    about = _about(conn, amounts)
-    drafts, lines = [], []
+    tallies = _tallies(conn, amounts)
+    drafts, stakes = [], []
     for who, amount in amounts.items():
-        record = about[who]
-        mean = record.paid_micro / record.answers if record.answers else amount
-        drawn = record.untold or roll() < chance(record.agreed, amount, mean, DRAWN_SHARE)
+        tally = tallies[who]
+        mean = tally.paid_micro / tally.answers if tally.answers else amount
+        drawn = tally.untold or roll() < chance(tally.agreed, amount, mean, DRAWN_SHARE)
         moves = (Move(SYSTEM, MINT, -amount), Move(who, "escrow", amount))
         key = f"answer:{request.id}:{who}"
         drafts.append(EventDraft(key=key, kind="answer", moves=moves, run_id=request.run_id))
-        waits = "drawn" if request.replica else "untold"
-        lines.append(
+        drawn_state = "drawn" if request.replica else "untold"
+        stakes.append(
             {
                 "request_id": request.id,
                 "volunteer_id": who,
                 "asker_id": request.asker_id,
                 "run_id": request.run_id,
                 "amount_micro": amount,
-                "state": waits if drawn else "",
+                "state": drawn_state if drawn else "",
                 "replica": request.replica,
                 "beat_at": now,
             }
         )
-        sums = {"answers": record.answers + 1, "paid_micro": record.paid_micro + amount}
-        conn.execute(_SET_ABOUT, {"its_volunteer_id": who} | sums)
-    conn.execute(_ADD, lines)
+        sums = {"answers": tally.answers + 1, "paid_micro": tally.paid_micro + amount}
+        conn.execute(_SET_TALLY, {"its_volunteer_id": who} | sums)
+    conn.execute(_ADD, stakes)
     post(conn, drafts, now)
     for who in sorted(amounts):
-        if about[who].standing == "suspended":  # suspended while it answered
-            take(conn, who, "this account was suspended", now)
+        if tallies[who].standing == "suspended":  # suspended while it answered
+            forfeit(conn, who, "this account was suspended", now)
 
 
-def compared(
+def record_comparison(
     conn: Connection, request_id: str, who: str, comparison: tuple[int, int], memo: str, now: float
 ) -> bool:
-    """Record how many tokens of an answer were compared, and how many are wrong.
+    """Record a `comparison` of an answer: the number of compared tokens, and of the wrong ones.
 
     An answer that agrees frees its pay and the pay before it, up to a waiting draw; an answer that
     differs forfeits all pay at stake. Return True if the account is proven to use another model.
     """
     lock(conn, [who])
-    record, (looked, wrong) = _about(conn, [who])[who], comparison
-    sums = record.looked + looked, record.wrong + wrong
+    tally, (looked, wrong) = _tallies(conn, [who])[who], comparison
+    sums = tally.looked + looked, tally.wrong + wrong
     if sums[0] > TALLY_MAX:
         sums = sums[0] // 2, sums[1] // 2
     values = {"looked": sums[0], "wrong": sums[1]}
     if agrees := is_of_model(looked, wrong, sums):
-        values["agreed"] = record.agreed + _tell(conn, request_id, who, "agreed", now)
+        values["agreed"] = tally.agreed + _end_draw(conn, request_id, who, "agreed", now)
     else:
-        take(conn, who, memo, now)
-    conn.execute(_SET_ABOUT, {"its_volunteer_id": who} | values)
+        forfeit(conn, who, memo, now)
+    conn.execute(_SET_TALLY, {"its_volunteer_id": who} | values)
     return not agrees and (is_other_model(looked, wrong) or is_other_model(*sums))
 
 
-def untold(conn: Connection, request_id: str, who: str, now: float) -> None:
+def mark_untold(conn: Connection, request_id: str, who: str, now: float) -> None:
     """Record that a drawn answer cannot be compared any more."""
     lock(conn, [who])
-    _tell(conn, request_id, who, "untold", now)
+    _end_draw(conn, request_id, who, "untold", now)
 
 
-def take(conn: Connection, who: str, memo: str, now: float) -> int:
+def forfeit(conn: Connection, who: str, memo: str, now: float) -> int:
     """Forfeit a locked account's stake for answers and refund the askers; return the amount."""
     rows = conn.execute(_OF_ONE, {"its_volunteer_id": who}).all()
     if not rows:
@@ -153,24 +153,24 @@ def take(conn: Connection, who: str, memo: str, now: float) -> int:
     drafts = []
     for row in rows:
         amount = row.amount_micro
-        moves_back = (Move(who, "escrow", -amount), Move(SYSTEM, MINT, amount))
-        repaid = (Move(row.asker_id, "burn", -amount), Move(row.asker_id, "earned", amount))
-        drafts += [_draft("unanswer", row, moves_back, memo), _draft("refund", row, repaid)]
+        forfeiture = (Move(who, "escrow", -amount), Move(SYSTEM, MINT, amount))
+        refund = (Move(row.asker_id, "burn", -amount), Move(row.asker_id, "earned", amount))
+        drafts += [_draft("unanswer", row, forfeiture, memo), _draft("refund", row, refund)]
     post(conn, drafts, now)
     _remove(conn, rows)
-    conn.execute(_SET_ABOUT, {"its_volunteer_id": who, "agreed": 0})
+    conn.execute(_SET_TALLY, {"its_volunteer_id": who, "agreed": 0})
     for row in rows:
-        back = {"its_id": row.request_id, "amount": row.amount_micro}
-        if (key_id := conn.execute(_CHEAPER, back).scalar()) is not None:
+        refund_values = {"its_id": row.request_id, "amount": row.amount_micro}
+        if (key_id := conn.execute(_CHEAPER, refund_values).scalar()) is not None:
             conn.execute(_UNSPEND, {"its_id": key_id, "amount": row.amount_micro})
     debts.repay(conn, {row.asker_id: f"repaid:{row.request_id}:{who}:back" for row in rows}, now)
     return sum(int(row.amount_micro) for row in rows)
 
 
-def _tell(conn: Connection, request_id: str, who: str, outcome: str, now: float) -> int:
+def _end_draw(conn: Connection, request_id: str, who: str, outcome: str, now: float) -> int:
     """End a waiting draw and free the pay that it held; return the ended draws, 0 or 1."""
-    its_own = {"its_request_id": request_id, "its_volunteer_id": who, "told": outcome}
-    ended = conn.execute(_TELL, its_own).rowcount
+    values = {"its_request_id": request_id, "its_volunteer_id": who, "outcome": outcome}
+    ended = conn.execute(_END_DRAW, values).rowcount
     _free(conn, who, now)
     return int(ended)
 
@@ -199,12 +199,12 @@ def _draft(kind: str, row: Any, moves: tuple[Move, ...], memo: str = "") -> Even
     return EventDraft(key=key, kind=kind, moves=moves, run_id=row.run_id, memo=memo)
 
 
-def _about(conn: Connection, who: Collection[str]) -> dict[str, Any]:
+def _tallies(conn: Connection, who: Collection[str]) -> dict[str, Any]:
     """Return the tallies of answering accounts, by account; missing rows are inserted."""
     zero = dict.fromkeys(("answers", "paid_micro", "agreed", "looked", "wrong"), 0)
     rows = [{"volunteer_id": account} | zero for account in sorted(who)]
     conn.execute(insert_new(conn, answerers, "volunteer_id"), rows)
-    return {row.volunteer_id: row for row in conn.execute(_ABOUT, {"ids": sorted(who)})}
+    return {row.volunteer_id: row for row in conn.execute(_TALLIES, {"ids": sorted(who)})}
 
 
 def _remove(conn: Connection, rows: Sequence[Any]) -> None:

@@ -24,7 +24,7 @@ BREACHES_MAX = 100
 READ_BATCH = 2000
 # Events of a contribution.
 STEPS = ("pending", "earn", "void", "escrow", "vest", "forfeit", "reverse")
-GIVEN = ("earn", "void", "escrow", "forfeit")  # one of them follows "pending"
+AFTER_PENDING = ("earn", "void", "escrow", "forfeit")  # one of them follows "pending"
 SEALED = (events.c.key, events.c.digest, events.c.at)  # the digest covers the other columns
 
 
@@ -119,7 +119,7 @@ def _steps(conn: Connection) -> Iterator[str]:
     )
     n = {kind: func.sum(case((one.c.kind == kind, 1), else_=0)) for kind in STEPS}
     least, most, state = func.min(one.c.amount), func.max(one.c.amount), contributions.c.state
-    # unpaid from its acceptance on, since nothing can prove it
+    # an uninvited account's contribution that no draw can prove is voided at once
     is_withheld = ~func.coalesce(volunteers.c.invited, true())
     bad = {
         "its steps cannot follow from each other": or_(
@@ -134,7 +134,7 @@ def _steps(conn: Connection) -> Iterator[str]:
         "its steps are of different amounts": least != most,
         "another price was posted than it has": contributions.c.price_micro != most,
         "its credit was not paid": state.in_(("merged", "superseded"))
-        & (sum((n[kind] for kind in GIVEN), literal(0)) == 0),
+        & (sum((n[kind] for kind in AFTER_PENDING), literal(0)) == 0),
         "its credit was taken back": (state == "accepted") & (n["void"] > 0) & ~is_withheld,
         "its credit was kept": (state == "rejected")
         & (n["void"] + n["forfeit"] + n["reverse"] == 0),
@@ -149,11 +149,10 @@ def _steps(conn: Connection) -> Iterator[str]:
         .order_by(one.c.contribution_id)
         .limit(BREACHES_MAX)
     )
-    for number, now, *breaches in conn.execute(query):
-        for sentence in (
-            sentence for sentence, broken in zip(bad, breaches, strict=True) if broken
-        ):
-            yield f"contribution {number} ({now or 'not stored'}): {sentence}"
+    for number, state_now, *breaches in conn.execute(query):
+        for sentence, broken in zip(bad, breaches, strict=True):
+            if broken:
+                yield f"contribution {number} ({state_now or 'not stored'}): {sentence}"
 
 
 def _unpaid(conn: Connection) -> Iterator[str]:
@@ -172,7 +171,7 @@ def _unpaid(conn: Connection) -> Iterator[str]:
 
 def _holds(conn: Connection) -> Iterator[str]:
     """Check that a hold ends at most once, and that only holds end."""
-    # The hold's name follows "settle:" or "release:".
+    # the hold's name begins behind "settle:" or "release:", counted from 1
     start = case((events.c.kind == "settle", 8), else_=9)
     name = func.substr(events.c.key, start)
     beginnings = events.alias("begun")
@@ -197,11 +196,11 @@ def _escrow(conn: Connection) -> Iterator[str]:
         for name, total in conn.execute(rows):
             waiting[name] += int(total)
     stakes = select(accounts.c.owner, accounts.c.balance_micro).where(accounts.c.kind == "escrow")
-    have = {owner: int(balance) for owner, balance in conn.execute(stakes)}
-    for owner in sorted(waiting.keys() | have.keys()):
-        if waiting.get(owner, 0) != have.get(owner, 0):
+    balances = {owner: int(balance) for owner, balance in conn.execute(stakes)}
+    for owner in sorted(waiting.keys() | balances.keys()):
+        if waiting.get(owner, 0) != balances.get(owner, 0):
             yield (
-                f"account {owner}/escrow says {have.get(owner, 0)}, "
+                f"account {owner}/escrow says {balances.get(owner, 0)}, "
                 f"{waiting.get(owner, 0)} are at stake"
             )
 
@@ -210,13 +209,15 @@ def _answers(conn: Connection) -> Iterator[str]:
     """Check that the pay of each answer is at stake, earned, or refunded: exactly one of these."""
     name, stake = func.substr(events.c.key, len("answer:") + 1), answer_stakes.c
     waits = name.in_(select(stake.request_id + ":" + stake.volunteer_id))
-    freed, revoked, back = (
+    freed, revoked, refunded = (
         exists().where(after.c.key == literal(f"{kind}:") + name)
         for kind in ("answered", "unanswer", "refund")
         for after in (events.alias(kind),)
     )
     ends = sum((case((wait, 1), else_=0) for wait in (waits, freed, revoked)), literal(0))
-    query = select(events.c.key).where(events.c.kind == "answer", or_(ends != 1, revoked != back))
+    query = select(events.c.key).where(
+        events.c.kind == "answer", or_(ends != 1, revoked != refunded)
+    )
     for key in conn.execute(query.order_by(events.c.id).limit(BREACHES_MAX)).scalars():
         yield f'the pay of "{key}" is not once at stake, earned, or taken and paid back'
 

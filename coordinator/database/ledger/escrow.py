@@ -38,7 +38,7 @@ _SETTLED = exists().where(
         [f"{kind}:" + cast(_C.id, String) for kind in ("earn", "void", "escrow", "forfeit")]
     )
 )
-_WHOSE = (
+_ACCOUNTS = (
     select(_C.id.label("contribution"), _SETTLED.label("settled"))
     .add_columns(_V.standing, _V.invited)
     .join(volunteers, _V.id == _C.volunteer_id)
@@ -62,8 +62,8 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> frozen
     """
     if not rows:
         return frozenset()
-    rows_found = conn.execute(_WHOSE, {"ids": [row.id for row in rows]})
-    accounts_of = {row.contribution: row for row in rows_found if not row.settled}
+    account_rows = conn.execute(_ACCOUNTS, {"ids": [row.id for row in rows]})
+    accounts_of = {row.contribution: row for row in account_rows if not row.settled}
     earned: list[ContributionRow] = []
     uninvited: list[ContributionRow] = []
     unpaid: dict[str, list[ContributionRow]] = {}
@@ -75,7 +75,7 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> frozen
             (earned if account.invited else uninvited).append(row)
     for why, withheld in unpaid.items():
         withhold(conn, withheld, now)
-        verdicts.unpaid(conn, [row.id for row in withheld], why)
+        verdicts.note_unpaid(conn, [row.id for row in withheld], why)
     if earned:
         paid = [Payment.of(row) for row in earned]
         post_step(conn, "earn", paid, now)
@@ -99,15 +99,15 @@ def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> N
 def free(conn: Connection, volunteer_id: str, proven: Proven, bond: int, now: float) -> None:
     """Free an account's stake that its draws prove, oldest first.
 
-    The bond stays, and must come from work before the account's oldest open draw: an account that
-    knows that it will fail that draw may have faked all later work.
+    The bond (micro-credits) stays, and must come from work before the account's oldest open draw:
+    an account that knows that it will fail that draw may have faked all later work.
     """
-    left = at_stake(conn, volunteer_id, proven.before - 1, proven.after) - bond
+    free_micro = at_stake(conn, volunteer_id, proven.before - 1, proven.after) - bond
     values = {"its_volunteer_id": volunteer_id, "after": proven.after, "last": proven.last}
     rows = []
     for row in conn.execute(_OF_ONE.where(_BETWEEN), values):
-        left -= int(row.amount_micro)
-        if left < 0:
+        free_micro -= int(row.amount_micro)
+        if free_micro < 0:
             break
         rows.append(_payment(row))
     _free(conn, rows, now)
@@ -121,7 +121,7 @@ def free_all(conn: Connection, volunteer_id: str, now: float) -> int:
 
 
 def at_stake(conn: Connection, volunteer_id: str, last: int = NO_ID, after: int = 0) -> int:
-    """Return an account's stake in micro-credits, of contributions up to `last`."""
+    """Return an account's stake in micro-credits, of contributions above `after` up to `last`."""
     values = {"its_volunteer_id": volunteer_id, "after": after, "last": last}
     return int(conn.execute(_SUM, values).scalar_one())
 

@@ -48,7 +48,7 @@ from shared.protocol.listings import LedgerRow
 Step = Literal["pending", "earn", "void", "escrow", "vest", "forfeit", "withdraw", "reverse"]
 HISTORY_MAX = 500
 SKEW_S = 60.0  # an event may be this much older than events with lower numbers
-# Steps of which one must precede a step, and steps that exclude it, for each step.
+# For each step: the steps of which one must precede it, and the steps that exclude it.
 ORDER: Mapping[Step, tuple[tuple[Step, ...], tuple[Step, ...]]] = {
     "pending": ((), ()),
     "earn": (("pending",), ("void", "escrow", "forfeit")),
@@ -159,24 +159,20 @@ def post_step(
     it, Forbidden for a reversal of credits that were spent without a debt.
     """
     pays = {pay.contribution_id: pay for pay in rows}
-    befores, nevers = ORDER[step]
+    needed, excluded = ORDER[step]
 
     def allowed(new: Sequence[EventDraft]) -> None:
         ids = [draft.contribution_id for draft in new if draft.contribution_id is not None]
-        digests_found = digests(
-            conn, [f"{other}:{i}" for i in ids for other in (*befores, *nevers)]
-        )
+        posted = digests(conn, [f"{other}:{i}" for i in ids for other in (*needed, *excluded)])
         for i in ids:
-            if not any(
-                digests_found.get(f"{b}:{i}") == digest(_draft(b, pays[i])) for b in befores
-            ):
+            if not any(posted.get(f"{s}:{i}") == digest(_draft(s, pays[i])) for s in needed):
                 raise Conflict(
-                    f'contribution {i} has no event "{befores[0]}" of this amount and volunteer'
+                    f'contribution {i} has no event "{needed[0]}" of this amount and volunteer'
                 )
-            if earlier := [never for never in nevers if f"{never}:{i}" in digests_found]:
+            if earlier := [other for other in excluded if f"{other}:{i}" in posted]:
                 raise Conflict(f'contribution {i} has had its event "{earlier[0]}" already')
 
-    post(conn, [_draft(step, pay, memo) for pay in rows], now, allowed if befores else None)
+    post(conn, [_draft(step, pay, memo) for pay in rows], now, allowed if needed else None)
 
 
 def steps_of(conn: Connection, ids: Sequence[int]) -> dict[int, set[str]]:
@@ -303,5 +299,7 @@ def history(conn: Connection, volunteer_id: str, before: int | None, limit: int)
             contribution=row.contribution_id,
             memo=memo,
         )
-        for row, memo in zip(rows, record.told(conn, [row.memo for row in rows]), strict=True)
+        for row, memo in zip(
+            rows, record.with_reasons(conn, [row.memo for row in rows]), strict=True
+        )
     ]

@@ -28,7 +28,7 @@ from sqlalchemy import (
     update,
 )
 
-from coordinator.database.engine.bulk_statements import Lines
+from coordinator.database.engine.bulk_statements import BulkStatement
 from coordinator.database.engine.statements import among, insert_new
 from coordinator.database.tables.ledger import accounts, events, postings
 from shared.errors import BadRequest, Conflict, Forbidden
@@ -233,7 +233,7 @@ def _moved(change: CTE) -> ClauseElement:
     )
 
 
-_MOVED = Lines("change", {"id": BigInteger(), "delta": BigInteger()}, _moved, blank=(-1, 0))
+_MOVED = BulkStatement("change", {"id": BigInteger(), "delta": BigInteger()}, _moved, blank=(-1, 0))
 
 
 def _move(conn: Connection, deltas: Mapping[int, tuple[AccountName, int]]) -> None:

@@ -71,16 +71,16 @@ def tree_head(conn: Connection, now: float) -> TreeHead:
     return TreeHead(size=tree.size, root=tree.root, at=now)
 
 
-def counted(conn: Connection) -> tuple[int, int]:
+def counts(conn: Connection) -> tuple[int, int]:
     """Return the number of entries of the ledger and of lines of the record."""
-    events_, lines = (
+    entries, lines = (
         int(conn.execute(select(func.count()).select_from(table)).scalar_one())
         for table, _ in LOGS.values()
     )
-    return events_, lines
+    return entries, lines
 
 
-def behind(conn: Connection) -> bool:
+def has_backlog(conn: Connection) -> bool:
     """Return True if rows wait to be added to the tree; locks nothing."""
     tree = head(conn)
     done = {"events": tree.events, "record": tree.record}
@@ -91,7 +91,7 @@ def extend(conn: Connection, limit: int = BATCH) -> int:
     """Add the next rows to the tree; return their number. Must be the first statement of its
     transaction.
     """
-    # Wait here for another process that extends the tree, before `_settled` keeps writers waiting.
+    # Another process that extends the tree is waited for here, before `_settled` blocks writers.
     conn.execute(insert_new(conn, meta, "key").values(key=KEY, value="{}"))
     locked = select(meta.c.value).where(meta.c.key == KEY).with_for_update()
     tree = _read(conn.execute(locked).scalar())
@@ -129,7 +129,7 @@ def consistency(conn: Connection, old: int, new: int) -> list[bytes]:
     return _proofs(conn, [partial(merkle.consistency_proof, old=old, new=new)])[0]
 
 
-def paid(conn: Connection, volunteer_id: str, after: int, limit: int) -> list[Paid]:
+def payments(conn: Connection, volunteer_id: str, after: int, limit: int) -> list[Paid]:
     """Return a volunteer's payments that are in the tree, oldest first, after event `after`."""
     own_accounts = select(accounts.c.id).where(
         accounts.c.owner == volunteer_id, accounts.c.kind.in_(("earned", "escrow"))
@@ -210,11 +210,11 @@ def check(conn: Connection) -> Iterator[str]:
         yield f"the root of the record of {tree.size} entries is not that of its rows"
     last = {"events": tree.events, "record": tree.record}
     for name, (table, _) in LOGS.items():
-        there = select(func.count()).select_from(table).where(table.c.id <= last[name])
-        leaves_counted = (
+        row_count = select(func.count()).select_from(table).where(table.c.id <= last[name])
+        leaf_count = (
             select(func.count()).select_from(merkle_leaves).where(merkle_leaves.c.log == name)
         )
-        if conn.execute(there).scalar_one() != conn.execute(leaves_counted).scalar_one():
+        if conn.execute(row_count).scalar_one() != conn.execute(leaf_count).scalar_one():
             yield f"{name}: up to row {last[name]} there are other rows than the tree has"
 
 
@@ -289,8 +289,8 @@ def _moves(conn: Connection, ids: Sequence[int]) -> dict[int, list[tuple[str, st
 def _stored(
     conn: Connection, places_read: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], bytes]:
-    """Return nodes by their keys, with one query a level, since a condition on pairs would read the
-    whole table.
+    """Return the hashes of nodes by level and place, with one query a level: a condition on pairs
+    would read the whole table.
     """
     levels: dict[int, list[int]] = {}
     for level, place in places_read:

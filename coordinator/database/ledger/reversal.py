@@ -20,7 +20,7 @@ from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.postings import MINT, SYSTEM, lock
 
 TOUCHED = ("debt", "earned", "escrow", "pending")  # kinds of accounts
-OVER = frozenset({"void", "forfeit", "reverse"})
+OVER = frozenset({"void", "forfeit", "reverse"})  # events after which nothing can be taken back
 
 
 class TakenBack(msgspec.Struct, frozen=True, kw_only=True):

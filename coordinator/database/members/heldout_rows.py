@@ -12,7 +12,7 @@ from coordinator.database.tables.versions import evaluations, heldout_sums
 from coordinator.database.volunteers import takes_part
 from shared.protocol.members import HeldoutSums
 
-LATELY = 256  # newest versions with their files that are compared
+LATELY = 256  # number of these versions
 
 _H, _E = heldout_sums.c, evaluations.c
 
@@ -49,8 +49,8 @@ _SUMS = (
 
 
 def losses(conn: sa.Connection, run_id: int) -> dict[int, tuple[float, ...]]:
-    """Return the mean loss of each active member that measured a version, by the version, of the
-    newest versions that have their files; oldest first.
+    """Return the mean losses of members by version, oldest version first: one loss for each member
+    that takes part, over its machines. Only the newest versions that still have their files count.
     """
     by_version: defaultdict[int, list[float]] = defaultdict(list)
     for version, _, loss_sum, items in conn.execute(_SUMS, {"its_run_id": run_id}):

@@ -1,8 +1,8 @@
 """Data that machines keep for a run: its numbers, and each machine's own pass over it.
 
-A machine declares how many samples a pass has, and a random mark of the data. Another number or
-mark means other data: a new pass begins, and no task of an earlier pass is leased again, whatever
-becomes of it later (`of_present_data`).
+A machine declares how many samples a pass has, and a random mark of its data (`edition`). Another
+number or mark means other data: a new pass begins, and no task of an earlier pass is leased again
+(`tasks.of_present_data`).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def declare(
     conn: sa.Connection, run_id: int, owner: tuple[str, str], data: MemberData, now: float
 ) -> None:
     """Store the numbers of a machine's data; the run's row is locked. `owner` is its volunteer and
-    the machine. Other data, by their name or number of samples, begin a new pass.
+    the machine. Another edition, or another number of samples, begins a new pass.
     """
     volunteer_id, worker_id = owner
     row = row_of(conn, run_id, worker_id)
@@ -169,7 +169,7 @@ def delete_forgotten(conn: sa.Connection) -> None:
     conn.execute(deletion(members, "asked").where(_M.volunteer_id.in_(accounts), ~has_updates))
 
 
-def move(conn: sa.Connection, run_id: int, worker_id: str, pass_no: int, cursor: int) -> None:
+def set_cursor(conn: sa.Connection, run_id: int, worker_id: str, pass_no: int, cursor: int) -> None:
     """Set the pass of a machine's data, and its first position that no task has yet; the run's row
     is locked.
     """

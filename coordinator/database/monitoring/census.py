@@ -143,12 +143,12 @@ def _flows(
 
 
 def _add(flows: dict[int, Flow], run: int, an_hour: float, *more: float) -> None:
-    was = flows.get(run, Flow())
+    flow = flows.get(run, Flow())
     count, samples, episodes = more
     flows[run] = Flow(
-        contributions=was.contributions + count * an_hour,
-        samples=was.samples + float(samples) * an_hour,
-        episodes=was.episodes + float(episodes) * an_hour,
+        contributions=flow.contributions + count * an_hour,
+        samples=flow.samples + float(samples) * an_hour,
+        episodes=flow.episodes + float(episodes) * an_hour,
     )
 
 
@@ -224,13 +224,10 @@ def _machines(conn: Connection, newest: CTE, now: float) -> tuple[WorkerLine, ..
     recent = last.order_by(_W.last_seen_at.desc(), _W.id).limit(MACHINES_MAX - len(ids))
     ids += [who for who in conn.execute(recent).scalars() if who not in ids]
     rows = {row["id"]: row for row in conn.execute(_described(ids)).mappings()}
-    leases_held = select(_T.worker_id, _T.id, runs.c.name).join(runs, runs.c.id == _T.run_id)
-    leases_held = leases_held.where(_T.worker_id.in_(ids), _T.state == "doing").order_by(
-        _T.id.desc()
-    )
-    holding = {
-        who: (task, run) for who, task, run in conn.execute(leases_held)
-    }  # the first of each
+    leases = select(_T.worker_id, _T.id, runs.c.name).join(runs, runs.c.id == _T.run_id)
+    leases = leases.where(_T.worker_id.in_(ids), _T.state == "doing").order_by(_T.id.desc())
+    # of several leases the oldest task stays
+    holding = {who: (task, run) for who, task, run in conn.execute(leases)}
     return tuple(
         WorkerLine(
             id=who,
@@ -288,8 +285,9 @@ def _recompute(conn: Connection) -> DrawCounts:
 def failed_tasks(conn: Connection) -> tuple[FailedLine, ...]:
     """Return discarded tasks of open runs, newest first."""
     f = failures.c
-    of = select(runs.c.id).where(runs.c.state.in_(("running", "paused")))
-    some = select(_T.id).where(_T.state == "discarded", _T.run_id.in_(of)).limit(FAILURES_MAX)
+    open_runs = select(runs.c.id).where(runs.c.state.in_(("running", "paused")))
+    some = select(_T.id).where(_T.state == "discarded", _T.run_id.in_(open_runs))
+    some = some.limit(FAILURES_MAX)
     last = select(f.message).where(f.task_id == _T.id).order_by(f.id.desc()).limit(1)
     query = (
         select(_T.id, runs.c.name, _T.kind, _T.failures, _T.timeouts)

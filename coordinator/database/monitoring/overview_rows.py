@@ -98,7 +98,12 @@ def listing(conn: sa.Connection, now: float) -> tuple[list[OpenRun], tuple[TaskC
     checking = {run: int(count) for run, count in conn.execute(_CHECKING)}
     open_runs = []
     for row in map(dict, conn.execute(_RUNS).mappings()):
-        of_run = [line_of_task for line_of_task in opened if line_of_task[0] == row["id"]]
+        doing = [
+            (int(n), int(machines))
+            for run, _, s, n, machines in opened
+            if (run, s) == (row["id"], "doing")
+        ]
+        todo = [int(n) for run, _, s, n, _ in opened if (run, s) == (row["id"], "todo")]
         line = RunLine(
             name=row["name"],
             state=row["state"],
@@ -110,12 +115,9 @@ def listing(conn: sa.Connection, now: float) -> tuple[list[OpenRun], tuple[TaskC
             time=hours.get(row["id"], MachineSeconds()).shares,
             version=row["head"],
             versions_an_hour=_pace(row, now),
-            workers=max(
-                (int(row_of_task[4]) for row_of_task in of_run if row_of_task[2] == "doing"),
-                default=0,
-            ),
-            todo=sum(int(row_of_task[3]) for row_of_task in of_run if row_of_task[2] == "todo"),
-            doing=sum(int(row_of_task[3]) for row_of_task in of_run if row_of_task[2] == "doing"),
+            workers=max((machines for _, machines in doing), default=0),
+            todo=sum(todo),
+            doing=sum(count for count, _ in doing),
             failed=failed.get(row["id"], 0),
             checking=checking.get(row["id"], 0),
             steps=row["global_step"],

@@ -43,8 +43,8 @@ FAILURES_MAX = 500  # newest failures, of all runs
 REFUSALS_MAX = 20  # newest refusals of a run
 MACHINES_MAX, ACCEPTED_MAX = 1000, 1000
 GOOD = ("accepted", "merged", "superseded")
-LEARN = "learn"  # kind of a task that makes a version from the episodes of others
-STUCK_S = 30.0  # a learner's task that failed begins again within this time, or not at all
+LEARN = "learn"  # kind of a task that learns from the episodes of actors
+STUCK_S = 30.0  # a failed task of a learner that is not leased again within this time is stuck
 
 _C, _F, _T, _W, _H, _K = (
     contributions.c, failures.c, tasks.c, workers.c, chunks.c, recomputes.c,
@@ -102,7 +102,7 @@ _MACHINES = (
 )
 
 
-class Bad(msgspec.Struct, frozen=True):
+class BadOutcome(msgspec.Struct, frozen=True):
     """Failed task, or refused contribution."""
 
     worker: str
@@ -111,7 +111,7 @@ class Bad(msgspec.Struct, frozen=True):
     task_kind: str = ""
 
 
-class Ability(msgspec.Struct, frozen=True):
+class MachineAbilities(msgspec.Struct, frozen=True):
     """Machine: its state, its workloads and its devices."""
 
     worker_id: str
@@ -126,26 +126,26 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     served_since: float | None  # None: no process serves
     closed: str  # why the serving processes accept nothing new; "" where one accepts it
-    failures: dict[int, tuple[Bad, ...]]  # by run, oldest first
-    machines: tuple[Ability, ...]  # those of the last hour first
+    failures: dict[int, tuple[BadOutcome, ...]]  # by run, oldest first
+    machines: tuple[MachineAbilities, ...]  # those of the last hour first
 
 
 def of_server(conn: sa.Connection, now: float) -> ServerFacts:
     """Return the facts that all runs share."""
     alive = [line for line in replicas.listing(conn) if now - line.beat_at <= SILENT_S]
-    bad: dict[int, list[Bad]] = {}
+    bad: dict[int, list[BadOutcome]] = {}
     for run_id, *failure in conn.execute(_FAILURES, {"since": now - RECENT_S}):
-        bad.setdefault(int(run_id), []).append(Bad(*failure))
+        bad.setdefault(int(run_id), []).append(BadOutcome(*failure))
     return ServerFacts(
         served_since=min((line.started_at for line in alive), default=None),
         closed=min((line.figures.closed for line in alive), default=""),
         failures={run_id: tuple(rows) for run_id, rows in bad.items()},
         machines=tuple(
-            Ability(
+            MachineAbilities(
                 row.id,
                 worker_state(row.state, row.last_seen_at, now),
                 row.last_seen_at,
-                *_ability(row.workloads, row.hardware),
+                *_abilities(row.workloads, row.hardware),
             )
             for row in conn.execute(_MACHINES)
         ),
@@ -153,21 +153,22 @@ def of_server(conn: sa.Connection, now: float) -> ServerFacts:
 
 
 @lru_cache(maxsize=4096)
-def _ability(workloads: str, hardware: str) -> tuple[frozenset[str], tuple[Device, ...]]:
+def _abilities(workloads: str, hardware: str) -> tuple[frozenset[str], tuple[Device, ...]]:
     devices = tuple(d for d in decode(hardware, Hardware).devices if d.usable)
     return frozenset(decode(workloads, list[str])), devices
 
 
 def outcomes(
-    conn: sa.Connection, run: RunRow, bad: Sequence[Bad], made_at: float | None, now: float
+    conn: sa.Connection, run: RunRow, bad: Sequence[BadOutcome], made_at: float | None, now: float
 ) -> tuple[OutcomeFacts, OutcomeFacts]:
-    """Return the failures and the refusals since the run's newest good contribution; failures of a
-    learner, which the episodes of others do not make good, since its newest version.
+    """Return a run's failures and its refusals since its newest good contribution. Failures of
+    learners count since the newest version, made at `made_at`: good episodes of actors do not show
+    that a learner can work.
     """
     key = {"its_run_id": run.id}
     good = max(conn.execute(query, key).scalar() or 0.0 for query in _NEWEST_GOOD.values())
     since = max(now - RECENT_S, run.state_since or 0.0)
-    refused = [Bad(*row) for row in conn.execute(_REFUSALS, key)][::-1]
+    refused = [BadOutcome(*row) for row in conn.execute(_REFUSALS, key)][::-1]
     failed = [
         row
         for row in bad
@@ -188,7 +189,7 @@ def _is_stuck(conn: sa.Connection, run: RunRow) -> bool:
     return failed_tasks.get("todo", 0) > 0 and "doing" not in failed_tasks
 
 
-def _outcome(bad: Sequence[Bad]) -> OutcomeFacts:
+def _outcome(bad: Sequence[BadOutcome]) -> OutcomeFacts:
     if not bad:
         return OutcomeFacts()
     commonest, _ = Counter(row.message for row in bad).most_common(1)[0]
@@ -228,7 +229,7 @@ def machines(
     )
 
 
-def _holds(machine: Ability, needs_bytes: int) -> bool:
+def _holds(machine: MachineAbilities, needs_bytes: int) -> bool:
     """Return True if a device of the machine has enough memory, as far as it is known."""
     return not machine.devices or any(
         not device.memory_bytes or memory_on(device.kind, needs_bytes) <= device.memory_bytes

@@ -83,8 +83,7 @@ sa.Index(
 )
 sa.Index("ix_contributions_seen", _c.sha256, _c.run_id)
 sa.Index("ix_contributions_volunteer", _c.volunteer_id, _c.run_id, _c.version)
-# Search of a machine's optimiser states; partial, or SQLite would use this index to search uploads,
-# too.
+# Search of a worker's updates that wait for a merge; rejected ones never do.
 sa.Index(
     "ix_contributions_machine",
     _c.worker_id,

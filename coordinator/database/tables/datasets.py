@@ -11,7 +11,7 @@ blobs = sa.Table(
     metadata,
     sa.Column("sha256", sa.String(64), primary_key=True),
     sa.Column("size", sa.BigInteger, nullable=False),
-    # chunk, heldout, asset, weights, way, state, update, experience, sample
+    # chunk, heldout, asset, weights, way (link or snapshot), state, update, experience, sample
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("created_at", sa.Double, nullable=False),
 )

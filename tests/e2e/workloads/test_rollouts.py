@@ -21,7 +21,7 @@ from sqlalchemy import Connection, select
 from torch import Tensor
 
 from coordinator.database import evaluations, experience, runs
-from coordinator.database.inference.api_key_rows import helped
+from coordinator.database.inference.api_key_rows import has_contributed
 from coordinator.database.ledger import gifts
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.tasks import tasks
@@ -329,7 +329,7 @@ async def test_a_warm_start_that_no_merge_follows_is_added_to(tmp_path: Path, lo
 
 def who_may_ask(conn: Connection) -> set[str]:
     found = conn.execute(select(volunteers.c.id, volunteers.c.nickname))
-    return {str(name) for each, name in found if helped(conn, each)}
+    return {str(name) for each, name in found if has_contributed(conn, each)}
 
 
 async def test_one_machine_answers_and_another_learns(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ class Books(RuleBasedStateMachine):
         who = self.id(name)
 
         def change(conn: Connection) -> bool:
-            return answer_pay.compared(conn, request, who, found, "not the model's", 3.0)
+            return answer_pay.record_comparison(conn, request, who, found, "not the model's", 3.0)
 
         other = self.write(change)
         looked, wrong = (a + b for a, b in zip(self.tally[name], found, strict=True))
@@ -200,7 +200,7 @@ class Books(RuleBasedStateMachine):
             self.shut_out(name)
 
     def forget_tally(self, conn: Connection, who: str) -> None:
-        conn.execute(answer_pay._SET_ABOUT, {"its_volunteer_id": who, "looked": 0, "wrong": 0})
+        conn.execute(answer_pay._SET_TALLY, {"its_volunteer_id": who, "looked": 0, "wrong": 0})
 
     def lose(self, replica: str, other: str) -> None:
         """A process is gone with its prompts; the other one finds its draws."""
@@ -212,7 +212,7 @@ class Books(RuleBasedStateMachine):
         for request, who in self.runner.run(self.db.write(beaten)):
             if not request.startswith(f"{self.example:06}-"):
                 continue  # of an example before
-            self.write(partial(answer_pay.untold, request_id=request, who=who, now=4.0))
+            self.write(partial(answer_pay.mark_untold, request_id=request, who=who, now=4.0))
             for one in self.answers:
                 if (one.request, self.id(one.who)) == (request, who):
                     assert one.state == "drawn"

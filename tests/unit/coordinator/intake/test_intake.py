@@ -231,7 +231,7 @@ async def test_a_suspension_that_comes_while_work_is_decided_keeps_it_from_its_p
     async with local_coordinator(tmp_path, database=url) as home:
         await home.start_run(DRAWN)
         ann = await home.join("Ann")
-        ready, held = await uploaded(ann), submissions.held
+        ready, held = await uploaded(ann), submissions.tasks_of
 
         def and_meanwhile(
             conn: sa.Connection, rows: Sequence[ContributionRow]
@@ -239,7 +239,7 @@ async def test_a_suspension_that_comes_while_work_is_decided_keeps_it_from_its_p
             conn.execute(sa.update(volunteers).values(standing="suspended"))
             return held(conn, rows)
 
-        monkeypatch.setattr(submissions, "held", and_meanwhile)
+        monkeypatch.setattr(submissions, "tasks_of", and_meanwhile)
         assert (await ready.verdict()).state == "superseded"
         assert await pay(ann) == (0, 0, 0)
         assert await read(home, recomputes.c.contribution_id) == []
