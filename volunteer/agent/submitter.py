@@ -1,9 +1,10 @@
 """Submitter of results from the outbox, oldest first, until the coordinator accepts or refuses
-them.
+them. A result that failed waits behind those that failed less often, and gives way to a new one.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from shared.errors import (
@@ -53,19 +54,30 @@ class Submitter:
 
     place: Workplace
     verdicts: Verdicts
+    _failures: Counter[str] = field(default_factory=Counter, init=False)  # by the name of a result
+    _sending: bool = field(default=False, init=False)
     _progress_at: float = field(default=float("-inf"), init=False)  # time of the last event
 
     async def run(self) -> None:
         """Submit until cancelled."""
         while True:
             await self.place.life.until(lambda: len(self.place.store.outbox) > 0)
-            for entry in self.place.store.outbox.entries():
-                if entry.name in self.place.store.outbox and not self._behind(entry):
-                    await self._submit(entry)
+            first = min(self._ready(), key=lambda entry: self._failures[entry.name])
+            await self._submit(first)
 
-    def _behind(self, entry: QueuedResult) -> bool:
-        """Return True if an earlier part of the same lease has not been submitted yet."""
-        return any(e.submit.part < entry.submit.part for e in self._same_lease(entry))
+    def _ready(self) -> list[QueuedResult]:
+        """Return the results that no earlier part of their lease precedes, oldest first."""
+        return [
+            entry
+            for entry in self.place.store.outbox.entries()
+            if not any(e.submit.part < entry.submit.part for e in self._same_lease(entry))
+        ]
+
+    def _gives_way(self, entry: QueuedResult) -> bool:
+        """Return True if a result has failed, and another waits that was never sent."""
+        if self._sending or not self._failures[entry.name]:
+            return False
+        return any(not self._failures[other.name] for other in self._ready())
 
     def _same_lease(self, entry: QueuedResult) -> list[QueuedResult]:
         """Return the waiting results of the same lease."""
@@ -73,13 +85,15 @@ class Submitter:
         return [e for e in self.place.store.outbox.entries() if (e.task, e.submit.attempt) == key]
 
     async def _submit(self, entry: QueuedResult) -> None:
-        """Submit one result, with retries until other results have waited long enough."""
+        """Submit one result, with retries until it gives way or others have waited long enough."""
         patience = ONE_S if len(self.place.store.outbox) > 1 else ONE_S * 10
+        life, client = self.place.life, self.place.remote.api.client
+        retries = client.retrying(lambda: self._try(entry), patience)
         try:
-            reply = await self.place.remote.api.client.retrying(lambda: self._send(entry), patience)
+            reply = await life.unless(lambda: self._gives_way(entry), retries)
         except FATAL as error:
-            self.place.life.give_up(error)
-            await self.place.life.clock.sleep(ODD_S)
+            life.give_up(error)
+            await life.clock.sleep(ODD_S)
         except VolunteerError as error:
             if is_temporary(error):
                 return  # the result stays and is tried again
@@ -92,11 +106,24 @@ class Submitter:
                     ),
                     "warning",
                 )
-                await self.place.life.clock.sleep(ODD_S)
+                await life.sleep(ODD_S, unless=lambda: self._gives_way(entry))
                 return
             self._refused(entry, error)
         else:
-            self._answered(entry, reply)
+            if reply is not None:
+                self._answered(entry, reply)
+
+    async def _try(self, entry: QueuedResult) -> SubmitReply:
+        """Send one result once, and count a failure."""
+        self._sending = True
+        try:
+            return await self._send(entry)
+        except VolunteerError:
+            self._failures[entry.name] += 1
+            raise
+        finally:
+            self._sending = False
+            self.place.life.notify()
 
     async def _send(self, entry: QueuedResult) -> SubmitReply:
         submit, remote = entry.submit, self.place.remote
@@ -180,6 +207,7 @@ class Submitter:
 
     def _drop(self, entry: QueuedResult) -> None:
         self.place.store.outbox.drop(entry)
+        del self._failures[entry.name]
         self.place.held.late.discard((entry.task, entry.submit.attempt))
         self.place.life.notify()
 

@@ -274,7 +274,7 @@ async def test_parts_go_in_their_order_and_are_one_task(room: Room) -> None:
     """The outbox lists a later part first; the part of another attempt waits for none."""
     for part in range(3):
         room.put(7, part=part, last=part == 2, later=-part)
-    room.put(7, attempt=2, part=1, last=False)
+    room.put(7, attempt=2, part=1, last=False, later=-50)
     await room.emptied()
     order = [(request.attempt, request.part) for _, request in room.desk.submitted]
     assert [part for attempt, part in order if attempt == 1] == [0, 1, 2]
@@ -445,26 +445,46 @@ async def test_who_may_not_go_on_keeps_the_result(room: Room, code: str) -> None
     assert (len(room.outbox), room.ends(), room.notices()) == (1, [], [])
 
 
-@pytest.mark.parametrize("others", [0, 1])
-async def test_a_result_that_cannot_be_taken_now_keeps_no_other_waiting_for_long(
-    room: Room, others: int
+@pytest.mark.parametrize("code", ["unavailable", "not_found"])
+@pytest.mark.parametrize("before", [False, True])
+async def test_a_result_that_cannot_be_taken_now_keeps_no_other_waiting(
+    room: Room, code: str, before: bool
 ) -> None:
-    """It is tried for two minutes while others wait, else for twenty, and stays."""
-    room.desk.away = {1}
+    """Whether the other one waited before, or comes while the first is tried again."""
+    room.desk.answers[1, 1] = [code] * 60
     room.put(1)
-    for task in range(2, 2 + others):
+    if before:
+        room.put(2)
+    async with room.working():
+        await room.until(lambda: len(room.desk.times[1]) > 0, 0.1)
+        if not before:
+            await room.clock.advance(5 * ONE_S)
+            room.put(2)
+        arrived = room.clock.now()
+        await room.until(lambda: 2 in room.desk.times, 0.1)
+        assert room.desk.times[2][0] - arrived < 1.0
+        await room.until(lambda: len(room.outbox) == 1)
+        failed = len(room.desk.times[1])
+        for _ in range(8):
+            await room.clock.advance(ONE_S)
+        assert failed < len(room.desk.times[1]) < 60  # less and less often
+        room.desk.answers[1, 1] = []
+        await room.until(lambda: len(room.outbox) == 0, 1.0)
+    assert room.ends() == []
+    assert len(room.hub.all(events.Submitted)) == 2
+
+
+async def test_no_result_is_tried_without_pause_while_the_server_takes_none(room: Room) -> None:
+    room.desk.away = {1, 2, 3}
+    for task in (1, 2, 3):
         room.put(task)
     async with room.working():
-        await room.until(lambda: len(room.outbox) == 1 and len(room.desk.times[1]) > 3, 1.0)
-        if others:
-            assert ONE_S / 2 < room.desk.times[2][0] - room.desk.times[1][0] <= ONE_S + 5
-        else:
-            await room.clock.advance(8 * ONE_S)
-            assert len(room.desk.times[1]) < 30  # less and less often
-            room.put(2)
-            await room.until(lambda: 2 in room.desk.times, 5.0)
-            waited = room.desk.times[2][0] - room.desk.times[1][0]
-            assert 9 * ONE_S < waited <= 11 * ONE_S + 5  # at last with another try of the first
+        await room.clock.advance(1.0)
+        for _ in range(20 * 60):
+            await room.clock.advance(1.0)
+        tries = [len(room.desk.times[task]) for task in (1, 2, 3)]
+        assert sum(tries) < 20 * 60 / 10
+        assert min(tries) > 10
         room.desk.away = set()
         await room.until(lambda: len(room.outbox) == 0, 1.0)
     assert (room.ends(), room.notices()) == ([], [])
