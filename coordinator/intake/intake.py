@@ -42,7 +42,6 @@ from coordinator.database.submissions import Arrival, Background, EndedPart
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.experience.harvest import Harvest
 from coordinator.joiner import Joiner
-from coordinator.plan.plan_tables import Plan
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import codec_choice, validation
 from coordinator.rules.audits import AUDIT
@@ -125,15 +124,7 @@ class Intake(PlatformService):
         self._deciding = defaultdict[int, Joiner[_Measured, None]](self._decider)  # keyed by run
         self._abouts: dict[int, Definition] = {}  # unchanging definition of each run, read once
 
-    async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
-        """Store one contribution and return its verdict. Raises the errors of `take_in`."""
-        number, fresh = await self.take_in(principal, task_id, request)
-        verdict = await self._db.read(lambda conn: self.stands(conn, principal, number))
-        if fresh:
-            self.count(verdict)
-        return verdict
-
-    async def take_in(
+    async def submit(
         self, principal: Principal, task_id: int, request: SubmitRequest
     ) -> tuple[int, bool]:
         """Store and check one contribution; return its number, and whether it is new.
@@ -188,13 +179,12 @@ class Intake(PlatformService):
         answers: list[_Received | Exception | None] = []
         new: list[dict[str, Any]] = []
         for place, each in enumerate(asked):
-            task, arrival = held.get(each.task_id), found.get(place)
-            before = known.get(arrival.contribution_id or 0) if arrival is not None else None
+            task, arrival = held.get(each.task_id), found[place]
             try:
-                if task is None or arrival is None:
+                if task is None:
                     raise UnknownTask(f"there is no task {each.task_id} of yours")
-                if before is not None:
-                    answers.append((each.same(before), False))
+                if arrival.contribution_id is not None:
+                    answers.append((each.same(known[arrival.contribution_id]), False))
                     continue
                 new.append(_values(each, task, arrival, of[task.run_id], self._clock.now()))
                 answers.append(None)
@@ -204,7 +194,7 @@ class Intake(PlatformService):
         last = [values["task_id"] for values in new if values.pop("last")]
         rows = contributions.add(conn, new, last)
         for row in list(rows.values()):
-            if _is_late(row, of[row.run_id], definition(of[row.run_id]).plan):
+            if _is_late(row, of[row.run_id]):
                 self._too_late(conn, row, of[row.run_id])
                 rows[row.task_id] = contributions.by_id(conn, row.id)
         return [
@@ -216,27 +206,30 @@ class Intake(PlatformService):
         """Check a contribution once for all requests; cancelling a request does not stop it."""
         under_way = self._under_way.get(row.id)
         if under_way is None:
-            under_way = self._under_way[row.id] = asyncio.create_task(self._check_once(row))
-            under_way.add_done_callback(lambda task: self._checked(row.id, task))
+            under_way = asyncio.create_task(self._check_once(row))
+            self._under_way[row.id] = under_way
         await asyncio.shield(under_way)
 
-    def _checked(self, contribution_id: int, task: asyncio.Task[None]) -> None:
-        del self._under_way[contribution_id]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("check failed", contribution=contribution_id, error=str(error))
-
     async def _check_once(self, row: ContributionRow) -> None:
+        try:
+            await self._examine(row)
+        except Exception as error:
+            log.warning("check failed", contribution=row.id, error=str(error))
+            raise
+        finally:
+            del self._under_way[row.id]
+        self._signals.notify("contributions")
+        self._signals.notify("queue")
+        self._recomputes.wake()
+
+    async def _examine(self, row: ContributionRow) -> None:
+        """Check and decide a contribution in the way of its kind."""
         if row.kind in MERGED:
             await self._measure(row)
         elif row.kind == AUDIT:
             await self.audits.check(row)
-        elif not Compute.possible():
-            return  # a server with PyTorch decides it at its next recheck
-        else:
+        elif Compute.possible():  # otherwise a server with PyTorch decides it at its next recheck
             await self._harvest.check(row)
-        self._signals.notify("contributions")
-        self._signals.notify("queue")
-        self._recomputes.wake()
 
     async def _measure(self, row: ContributionRow) -> None:
         about = self._abouts.get(row.run_id)
@@ -269,44 +262,37 @@ class Intake(PlatformService):
         return Joiner(self._decide_all, JOINED_MAX, key=lambda each: each[0].volunteer_id)
 
     async def _decide_all(self, asked: Sequence[_Measured]) -> list[None]:
-        measured = {row.id: found for row, found in asked}
-        await self._db.write(lambda conn: self._decide(conn, measured))
+        run_id, measured = asked[0][0].run_id, {row.id: measurement for row, measurement in asked}
+        await self._db.write(lambda conn: self._decide(conn, run_id, measured))
         return [None] * len(asked)
 
-    def _decide(self, conn: Connection, measured: Mapping[int, Measurement]) -> None:
-        """Decide measured contributions in one transaction."""
+    def _decide(self, conn: Connection, run_id: int, measured: Mapping[int, Measurement]) -> None:
+        """Decide measured contributions of a run in one transaction."""
         now = self._clock.now()
         # The rows are locked: after a restart both the sender and the recheck may decide.
         rows = contributions.undecided(conn, measured)
-        found = submissions.backgrounds(conn, rows)
-        steady = {row.run_id for row in rows if _plan(found[row.id]).in_flight == "redo"}
-        for run_id in sorted(steady):  # the head must not move any more
+        if self._abouts[run_id].plan.in_flight == "redo":  # the head must not move any more
             runs.by_id(conn, run_id, lock=True)
-        if steady:  # read again, since a merge may have ended while this waited for the locks
-            found = submissions.backgrounds(conn, rows)
+        found = submissions.backgrounds(conn, rows)
         held = submissions.tasks_of(conn, rows)
         # locked before draws are counted; the wait may have been for a suspension
         suspended = accounts.lock(conn, {row.volunteer_id for row in rows})
         judged: list[tuple[ContributionRow, Judgement]] = []
+        most = COHORT_ROWS * validation.COHORT
         peers = {
-            (run_id, kind): contributions.cohort(
-                conn, run_id, kind, COHORT_ROWS * validation.COHORT
-            )
-            for run_id, kind in sorted({(row.run_id, row.kind) for row in rows})
+            kind: contributions.cohort(conn, run_id, kind, most)
+            for kind in sorted({row.kind for row in rows})
         }
         for row in rows:
-            its = found[row.id]
-            judgement = _judge(row, its, measured[row.id], peers[row.run_id, row.kind])
-            if measured[row.id].damaged:
-                judgement = DAMAGED
+            its, task = found[row.id], held.get(row.id)
+            judgement = _judge(row, its, measured[row.id], peers[row.kind])
             is_out = its.standing == "suspended" or row.volunteer_id in suspended
             if judgement.state != "rejected" and is_out:
                 judgement = validation.SUSPENDED
             # its run ended after it was read
-            task = held.get(row.id)
             if judgement.state == "accepted" and task is not None and task.state == "cancelled":
                 judgement = validation.TOO_LATE
-            if judgement.reason == Reason.STALE and _is_late(row, its.run, _plan(its)):
+            if judgement.reason == Reason.STALE and _is_late(row, its.run):
                 self._too_late(conn, row, its.run)
             else:
                 judged.append((row, LOST if task is None else judgement))
@@ -448,11 +434,6 @@ class _Taken(NamedTuple):
         return self.judgement.state == "accepted"
 
 
-def _plan(found: Background) -> Plan:
-    """Return the plan at the head of the contribution's run."""
-    return definition(found.run).plan
-
-
 def _judge(
     row: ContributionRow,
     found: Background,
@@ -462,6 +443,8 @@ def _judge(
     """Judge a contribution by its content first, so that good work is paid even if it is too late
     to merge. `peers` are the run's recent contributions of vetted volunteers.
     """
+    if measured.damaged:
+        return DAMAGED
     run, about = found.run, definition(found.run)
     total = about.total_steps(run)
     effort = validation.effort(row.kind, about.file.train, found.global_step, row.steps, total)
@@ -524,7 +507,7 @@ def _values(
     each: _Submission, task: TaskRow, found: Arrival, run: RunRow, now: float
 ) -> dict[str, object]:
     """Return the row of a new submission, with `last`, True for the last part of its task, and the
-    `upload` that it uses up. Raises the errors of `Intake.take_in`.
+    `upload` that it uses up. Raises the errors of `Intake.submit`.
     """
     request, plan = each.request, definition(run).plan
     tasks.may_submit(task, each.principal.worker_id, request.attempt)
@@ -562,17 +545,12 @@ def _values(
         "loss_first": request.loss_first,
         "loss_last": request.loss_last,
         "train_s": max(0.0, min(request.train_s, now - (task.begun_at or now))),
-        "norm": None,
         "clip": 1.0,
-        "weight": None,
         "state": "checking",
         "reason": "",
         "message": "",
-        "version": None,
         "report": msgspec.json.encode(request).decode(),
         "received_at": now,
-        "decided_at": None,
-        "merged_at": None,
         "vetted": found.standing == "vetted",
         "network": found.network,
         "last": part.last,
@@ -580,7 +558,7 @@ def _values(
     }
 
 
-def _is_late(row: ContributionRow, run: RunRow, plan: Plan) -> bool:
+def _is_late(row: ContributionRow, run: RunRow) -> bool:
     """Return True for a gradient from too old a version, in a run that has these computed again."""
-    gap = run.head - row.base_version
+    plan, gap = definition(run).plan, run.head - row.base_version
     return row.kind == "gradient" and plan.in_flight == "redo" and gap > plan.max_staleness

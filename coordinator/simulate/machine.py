@@ -413,7 +413,8 @@ class SimulatedMachine:
             samples=lease.job.stop - lease.job.start,
             train_s=lease.job.steps / self.speed,
         )
-        return await coordinator.intake.submit(who, lease.task, request)
+        number, _ = await coordinator.intake.submit(who, lease.task, request)
+        return await coordinator.db.read(lambda conn: coordinator.intake.stands(conn, who, number))
 
 
 class _Vanished(Exception):

@@ -181,7 +181,7 @@ async def release(call: Call[ReleaseRequest]) -> None:
 async def submit(call: Call[SubmitRequest]) -> SubmitReply:
     """Return the verdict and the state of the account at the same instant."""
     coordinator, principal = call.coordinator, call.principal
-    number, fresh = await coordinator.intake.take_in(principal, call.number("task"), call.body)
+    number, fresh = await coordinator.intake.submit(principal, call.number("task"), call.body)
     me: Me | None
     me, (new, verdict) = await coordinator.volunteers.me_with(
         principal,

@@ -187,8 +187,10 @@ async def test_after_so_many_recomputations_the_task_fails(home: LocalCoordinato
         assert (await bob.part(other, theirs, tries)).state == "accepted"
         assert await merge(home) == 1
         theirs = await bob.newest(other, theirs.version)
+        watch = home.coordinator.signals.watch("queue")
         verdict = await ann.part(mine, begun, 0, tries=tries)
         verdicts.append(verdict)
+        assert await watch.wait(0)  # the task may be somebody else's by now
         if verdict.redo:
             begun = await ann.newest(mine, begun.version)
     assert [(each.reason, each.redo) for each in verdicts] == [

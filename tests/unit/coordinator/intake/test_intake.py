@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,19 +11,22 @@ import msgspec
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from structlog.testing import capture_logs
 
 from coordinator.accounts.suspension import suspend
+from coordinator.compute import Compute
 from coordinator.database import submissions
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.tables.accounts import volunteers
-from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.trust import recomputes
-from coordinator.database.tables.versions import evaluations
+from coordinator.database.tables.versions import evaluations, heldout_sums
 from coordinator.database.tasks import TaskRow
 from coordinator.intake.intake import NEVER
 from coordinator.rules import run_file
+from coordinator.rules.machine_time import MachineSeconds
 from coordinator.rules.run_file import StopSettings, TrustSettings
 from coordinator.rules.validation import COHORT_MIN
 from coordinator.storage.blobs import DamagedBlob
@@ -32,7 +36,7 @@ from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitRequest, Verdict
 from shared.protocol.leases import BeginReply, Lease
 from shared.protocol.limits import API, PARTS_MAX, TRIES_MAX
-from shared.protocol.members import MemberData
+from shared.protocol.members import HeldoutSums, MemberData
 from tests.support.databases import Postgres
 from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import (
@@ -314,8 +318,12 @@ async def test_a_result_that_cannot_be_read_now_keeps_no_other_from_its_verdict(
         for ready in (lost, good):
             await ready.unchecked()
         await home.coordinator.blobs.delete(lost.request.sha256, "asked")
-        assert await home.coordinator.intake.recheck() == 2
+        with capture_logs() as lines:
+            assert await home.coordinator.intake.recheck() == 2
         assert await read(home, contributions.c.state) == ["checking", "accepted"]
+        (line,) = lines
+        assert (line["event"], line["contribution"]) == ("check failed", 1)
+        assert "is not in the store" in line["error"]
 
 
 async def test_only_drawn_work_of_an_account_that_nobody_vouches_for_waits_for_its_proof(
@@ -423,8 +431,13 @@ async def test_a_loss_on_data_of_a_member_is_not_measured_by_the_organisers_exam
     async with local_coordinator(tmp_path) as home:
         await home.start_run(MEMBERS)
         await change(home, evaluations, state="done", loss=0.01)
-        ready = await uploaded(await keeper(home, "Ann"))
-        assert (await ready.verdict()).state == "accepted"
+        ann = await keeper(home, "Ann")
+        ready = await uploaded(ann)
+        own = HeldoutSums(version=0, loss_sum=12.0, items=4)
+        assert (await ready.verdict(heldout=own)).state == "accepted"
+        h = heldout_sums.c
+        sums = await read(home, h.run_id, h.version, h.worker_id, h.loss_sum)
+        assert sums == [(1, 0, ann.worker_id, 12.0)]
 
 
 async def test_nobody_reports_more_time_than_passed_or_another_base_than_its_lease(
@@ -520,6 +533,9 @@ async def test_a_repeated_submission_is_counted_once_and_told_what_became_of_it(
             lambda conn: home.coordinator.intake.stands(conn, principal, 4)
         )
         assert (standing.state, standing.run, standing.redo) == ("checking", "tiny", False)
+        assert (standing.task, standing.at) == (waiting.lease.task, home.clock.now())
+        c = contributions.c
+        assert (await read(home, c.clip, c.reason, c.message))[-1] == (1.0, "", "")
 
 
 async def test_nobody_learns_or_changes_what_became_of_the_work_of_others(tmp_path: Path) -> None:
@@ -550,3 +566,109 @@ async def test_a_page_of_verdicts_has_at_least_one_and_at_most_so_many(tmp_path:
         assert len(newest) == 3
         assert [number for number, _ in await history(principal, None, -5)] == newest[:1]
         assert [number for number, _ in await history(principal, newest[0])] == newest[1:]
+
+
+async def test_a_gradient_too_old_for_a_run_that_computes_nothing_again_is_given_up(
+    tmp_path: Path,
+) -> None:
+    """Its lease may not submit once more, and its samples go to somebody else: nobody is blamed."""
+    async with local_coordinator(tmp_path) as home:
+        text = RUN.replace(
+            'preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"\nmax_staleness = 1'
+        )
+        await home.start_run(text.replace("local_steps = 2", "local_steps = 4"))
+        ann, bob = await home.join("Ann"), await home.join("Bob")
+        lease, other = await ann.claim(), await bob.claim()
+        begun, theirs = await ann.begin(lease), await bob.begin(other)
+        assert (lease.redo, begun.version) == (False, 0)
+        for part in range(2):
+            assert (await bob.part(other, theirs, part)).state == "accepted"
+            assert await home.coordinator.merger.merge_if_due(1)
+        late = await ann.part(lease, begun, 0)
+        assert (late.state, late.reason, late.redo) == ("rejected", Reason.STALE, False)
+        assert await read(home, tasks.c.state, id=lease.task) == ["todo"]
+        assert await read(home, failures.c.id) == []
+        refused(await ann.announce(lease, b"x", part=0, tries=1), 410)
+
+
+async def test_who_waits_for_updates_or_for_work_hears_of_a_verdict_and_of_no_repeat(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(DRAWN)
+        ann = await home.join("Ann")
+        ready = await uploaded(ann)
+        topics = ("contributions", "queue", "recomputes")
+        watches = [home.coordinator.signals.watch(topic) for topic in topics]
+        for heard in (True, False):
+            assert (await ready.verdict()).state == "accepted"
+            assert [await watch.wait(0) for watch in watches] == [heard] * 3
+        assert home.coordinator.attendance.drain() == {1: MachineSeconds(trained=0.0)}
+        ready = await uploaded(ann, 2)
+        await home.clock.advance(5.0)
+        for _ in range(2):
+            assert (await ready.verdict(train_s=4.0)).state == "accepted"
+        assert home.coordinator.attendance.drain() == {1: MachineSeconds(trained=4.0)}
+
+
+async def test_games_wait_on_a_server_that_cannot_play_them_for_one_that_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are neither refused nor paid there; the time of their machine is well spent by then."""
+    async with local_coordinator(tmp_path) as home:
+        await home.coordinator.runs.create(ROLLOUTS.replace("warm_steps = 300", "warm_steps = 0"))
+        await home.coordinator.runs.start("rollouts")
+        await home.coordinator.replay.tend(1)
+        ann = await home.join("Ann", workloads=["rollouts"])
+        lease = await ann.claim()
+        begun = await ann.begin(lease)
+        data = b"games"
+        await ann.upload(lease, data)
+        monkeypatch.setattr(Compute, "possible", staticmethod(lambda: False))
+        await home.clock.advance(5.0)
+        said = ann.submission(lease, begun, data)
+        verdict = await Ready(ann, lease, begun, said).verdict()
+        assert verdict.state == "checking"
+        assert await pay(ann) == (0, 0, 0)
+        c = contributions.c
+        assert await read(home, c.kind, c.state) == [("experience", "checking")]
+        time = MachineSeconds(trained=1.0, merged=1.0)
+        assert home.coordinator.attendance.drain() == {1: time}
+
+
+async def test_accounts_are_decided_together_and_the_machines_of_one_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draw depends on what was decided before of its account, and of no other."""
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ann, bob, cleo, dan = [await home.join(name) for name in ("Ann", "Bob", "Cleo", "Dan")]
+        people, db = home.coordinator.volunteers, home.coordinator.db
+        code = (await people.link_code(await people.authenticate(bob.worker_id, bob.secret))).code
+        crew = [dan, ann, bob, await home.join("", code=code), cleo]
+        work = [await uploaded(worker, seed) for seed, worker in enumerate(crew)]
+        write, decisions = db.write, list[int]()
+        first, others = asyncio.Event(), asyncio.Event()
+
+        async def counted(transaction: Any) -> Any:
+            """Hold the first decision until every other has been asked for."""
+            if "_decide" not in transaction.__code__.co_names:
+                return await write(transaction)
+            first.set()
+            await others.wait()
+            before = len(await read(home, verdicts.c.id))
+            result = await write(transaction)
+            decisions.append(len(await read(home, verdicts.c.id)) - before)
+            return result
+
+        monkeypatch.setattr(db, "write", counted)
+        replies = [asyncio.ensure_future(work[0].verdict())]
+        async with asyncio.timeout(60):
+            await first.wait()
+            replies += [asyncio.ensure_future(ready.verdict()) for ready in work[1:]]
+            while len(home.coordinator.intake._deciding[1]._waiting) < len(work) - 1:
+                await asyncio.sleep(0.001)
+            others.set()
+            verdicts_told = await asyncio.gather(*replies)
+        assert {verdict.state for verdict in verdicts_told} == {"accepted"}
+        assert decisions == [1, 3, 1]
