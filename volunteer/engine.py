@@ -279,7 +279,7 @@ class Engine:
             self._agent.choice.choose(command.runs)
 
     def _end_wait_for_owner(self, command: Command[Any]) -> None:
-        """Begin work if the command is Resume. Raises Conflict for any other during a first start."""
+        """Begin work if the command is Resume. Raises Conflict for any other in a first start."""
         if not isinstance(command, commands.Resume):
             raise Conflict(
                 Sentence("the first start waits for your answers: finish them on its screen")
@@ -303,7 +303,7 @@ class Engine:
         """
         endpoint = commands.query_of(command)
         if endpoint in ACCOUNT:
-            agent.heartbeat.soon()
+            agent.heartbeat.send_soon()
         reply: tuple[Any, str] = await agent.remote.api.page(endpoint, **command.args)
         if endpoint is endpoints.RUNS:
             self._bus.emit(events.RunsListed(runs=reply[0]))

@@ -28,7 +28,7 @@ from volunteer.i18n.catalogue import _, ngettext, shown
 from volunteer.i18n.coordinator import standing_still
 from volunteer.i18n.formats import size
 from volunteer.text import loss, measure_name
-from volunteer.training.background_thread import Aside
+from volunteer.training.background_thread import BackgroundThread
 
 TRAINING_S = 10.0  # interval of plain lines of progress
 TRAINING_JSON_S = 1.0
@@ -59,7 +59,7 @@ class Headless:
 
     async def run(self) -> None:
         """Print events until the volunteer ends."""
-        aside = Aside("output")
+        aside = BackgroundThread("output")
         with self._control.subscribe() as new:
             async for event in new:
                 if not await aside.do(partial(self.show, event)):

@@ -105,42 +105,42 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class PartPosition:
     """Where a subject keeps its files, and images that several share."""
 
     path: Path
     images: Callable[[], tiny_gpt.Folder]
 
 
-def gpt(place: Place) -> Subject:
+def gpt(place: PartPosition) -> Subject:
     data = tiny_gpt.sums(place.path)
     return Subject(load("gpt"), tiny_gpt.SMALL, data, data.heldout())
 
 
-def gpt_llama(place: Place) -> Subject:
+def gpt_llama(place: PartPosition) -> Subject:
     data = tiny_gpt.sums(place.path)
     return Subject(load("gpt"), tiny_gpt.LLAMA, data, data.heldout())
 
 
-def dcgan(place: Place) -> Subject:
+def dcgan(place: PartPosition) -> Subject:
     data = place.images()
     model = {"generator_width": 8, "discriminator_width": 8, "latent": 16}
     return Subject(load("dcgan"), model, data, data.heldout(), train=tiny_dcgan.ADAM)
 
 
-def gomoku(place: Place) -> Subject:
+def gomoku(place: PartPosition) -> Subject:
     window = tiny_gomoku.Window(place.path)
     window.seal(tiny_gomoku.play(tiny_gomoku.lively(), 12, place.path))
     return Subject(load("gomoku"), tiny_gomoku.BOARD, window, None, "learn")
 
 
-def rollouts(place: Place) -> Subject:
+def rollouts(place: PartPosition) -> Subject:
     return Subject(
         load("rollouts"), tiny_rollouts.MODEL, tiny_rollouts.window(place.path), None, "learn"
     )
 
 
-def cnn(place: Place) -> Subject:
+def cnn(place: PartPosition) -> Subject:
     sys.path.insert(0, str(example_workload.install(place.path)))
     digits = example_workload.write_digits(place.path / "digits", 400)
 
@@ -155,28 +155,28 @@ def cnn(place: Place) -> Subject:
     return Subject(workload, {"width": 8}, data, data.heldout())
 
 
-def writer(place: Place) -> Subject:
+def writer(place: PartPosition) -> Subject:
     sys.path.insert(0, str(example_workload.install(place.path)))
     data = tiny_gpt.sums(place.path)
     return Subject(load("writer"), {"n_layer": 1}, data, data.heldout())
 
 
-def _causal(model: Mapping[str, Any]) -> Callable[[Place], Subject]:
-    def made(place: Place) -> Subject:
+def _causal(model: Mapping[str, Any]) -> Callable[[PartPosition], Subject]:
+    def made(place: PartPosition) -> Subject:
         data = tiny_gpt.sums(place.path)
         return Subject(load("causal-lm"), model, data, data.heldout())
 
     return made
 
 
-def chat(place: Place) -> Subject:
+def chat(place: PartPosition) -> Subject:
     data = tiny_causal.dialogues(place.path)
     model = tiny_causal.table(tiny_causal.QWEN2, train="lora", lora=LORA)
     return Subject(load("causal-lm"), model, data, data.heldout())
 
 
 LORA = {"rank": 4, "dropout": 0.1}
-SUBJECTS: dict[str, Callable[[Place], Subject]] = {
+SUBJECTS: dict[str, Callable[[PartPosition], Subject]] = {
     **{
         made.__name__: made for made in (gpt, gpt_llama, dcgan, gomoku, rollouts, cnn, writer, chat)
     },
@@ -208,7 +208,7 @@ def subject(
 ) -> Iterator[Subject]:
     before = list(sys.path)
     path = tmp_path_factory.mktemp(request.param)
-    yield SUBJECTS[request.param](Place(path, lambda: request.getfixturevalue("images")))
+    yield SUBJECTS[request.param](PartPosition(path, lambda: request.getfixturevalue("images")))
     sys.path[:] = before
 
 

@@ -17,7 +17,7 @@ def workplace(
     *,
     remote: dict[str, Any] | None = None,
     store: dict[str, Any] | None = None,
-    hub: Any = None,
+    bus: Any = None,
     life: Lifecycle | None = None,
 ) -> Workplace:
     far: Any = SimpleNamespace(**remote or {})
@@ -26,7 +26,7 @@ def workplace(
     return Workplace(
         remote=far,
         store=files,
-        hub=hub,
+        bus=bus,
         life=life,
         held=HeldLeases(life),
         timing=Timing(clock=clock, rng=random.Random(1)),

@@ -168,7 +168,7 @@ class RecordCheck:
             self._book.keep(new)
         return ""
 
-    async def restored(self) -> str:
+    async def accept_restore(self) -> str:
         """Accept the coordinator's new statement that it was restored from a backup. Return a
         sentence for the owner, else "". Raises BadSignature, InvalidFrame, Unreachable.
         """

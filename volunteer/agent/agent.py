@@ -44,10 +44,10 @@ from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.model_steps import ModelSteps
 from volunteer.agent.pause_board import YOU, PauseBoard
 from volunteer.agent.receipt_keeper import ReceiptKeeper
-from volunteer.agent.run_choice import RunChoice, check_chosen
-from volunteer.agent.run_watcher import RunWatcher, keep_counting
+from volunteer.agent.run_choice import RunChoice, check_run_names
+from volunteer.agent.run_watcher import RunWatcher, announce_traffic
 from volunteer.agent.submitter import Submitter
-from volunteer.agent.supervisor import Loop, Supervisor, broken
+from volunteer.agent.supervisor import Loop, Supervisor, fault_of
 from volunteer.agent.verdict_news import Verdicts
 from volunteer.control import events
 from volunteer.control.commands import How, Pause
@@ -93,7 +93,7 @@ class Agent:
         remote: RemoteCoordinator,
         store: Store,
         settings: Settings,
-        hub: EventBus,
+        bus: EventBus,
         machine: Machine,
         timing: Timing,
     ) -> None:
@@ -102,26 +102,26 @@ class Agent:
         # False: a thread still runs, so the process must end by os._exit
         self.clean_end = True
         self._settings = settings
-        self._hub = hub
+        self._bus = bus
         self._machine = machine
         self._timing = timing
         self._started = timing.clock.monotonic()
         self._trainers: dict[str, Trainer] = {}
-        self._lent: tuple[str, ...] = ()  # ids of the working devices
-        self._working: list[LentDevice] = []  # working devices
+        self._lent_ids: tuple[str, ...] = ()
+        self._lent_devices: list[LentDevice] = []
         self._life = life = Lifecycle(timing.clock)
         self._place = place = Workplace(
             remote=remote,
             store=store,
-            hub=hub,
+            bus=bus,
             life=life,
             held=HeldLeases(life, settings.max_tasks),
             timing=timing,
             server_clock=ServerClock(timing.clock),
         )
-        self._pauses = PauseBoard(life, hub)
+        self._pauses = PauseBoard(life, bus)
         self.choice = RunChoice(settings, place)
-        verdicts = Verdicts(store.home, hub)
+        verdicts = Verdicts(store.home, bus)
         self.watcher = RunWatcher(place=place, verdicts=verdicts)
         self.heartbeat = Heartbeat(
             place=place,
@@ -131,11 +131,11 @@ class Agent:
             celsius=lambda: self.sensors.celsius(),
         )
         self.benchmarks = Benchmarks(place=place, settings=settings)
-        self._steps = ModelSteps(home=store.home, hub=hub, clock=timing.clock, settings=settings)
-        self._guard = PolicyGuard(settings.rules, self._watched(), self._pauses)
-        self.sensors = Watch(hub, timing.clock, lambda: machine.sense(self._lent))
-        self._limit(settings.rules)
-        remote.api.client.watch = self._connection
+        self._steps = ModelSteps(home=store.home, bus=bus, clock=timing.clock, settings=settings)
+        self._guard = PolicyGuard(settings.rules, self._policy_inputs(), self._pauses)
+        self.sensors = Watch(bus, timing.clock, lambda: machine.sense(self._lent_ids))
+        self._limit_bandwidth(settings.rules)
+        remote.api.client.watch = self._announce_connection
 
     # Commands.
 
@@ -155,10 +155,10 @@ class Agent:
         If only the owner's rules pause work, the owner's resume lifts those that a person may lift.
         """
         finishing = by == YOU and self._life.take_work_again()
-        was = self._pauses.resume(device, by=by, finishing=finishing)
-        still = self._pauses.paused_by(device, YOU)
-        if by == YOU and not (was or still or finishing):
-            self._guard.go_on()  # only the rules paused it
+        was_paused = self._pauses.resume(device, by=by, finishing=finishing)
+        still_paused = self._pauses.paused_by(device, YOU)
+        if by == YOU and not (was_paused or still_paused or finishing):
+            self._guard.lift_holds()  # only the rules paused it
 
     def _obey_owner(self, order: Literal["pause", "resume", "finish"]) -> None:
         """Carry out an order that the owner sent from another machine of the account."""
@@ -173,18 +173,18 @@ class Agent:
     def change_rules(self, rules: WorkRules) -> None:
         """Apply new work rules from now on."""
         self._guard.change(rules)
-        self.choice.obey(rules)
-        self._limit(rules)
+        self.choice.change_rules(rules)
+        self._limit_bandwidth(rules)
 
     def finish(self) -> None:
         """Complete and submit the tasks that have begun; begin and claim no more."""
         self._life.finish()
         for work in self._place.held:
             work.finish()
-        self._hub.emit(events.Finishing(message=FINISHING))
+        self._bus.emit(events.Finishing(message=FINISHING))
 
     def stop(self, how: How = "release") -> None:
-        """Stop: release tasks, save them for the next start, or finish them first."""
+        """End the agent: release its tasks, save them for the next start, or finish them first."""
         if how == "finish":
             self.finish()
         self._life.close(how)
@@ -192,8 +192,8 @@ class Agent:
     def count_own_data(self) -> None:
         """Announce how much data of its own this machine keeps, if that has changed."""
         samples = {record.run: record.numbers.samples for record in self.store.own_data.records()}
-        if samples != self._hub.status.own_samples:
-            self._hub.emit(events.OwnDataCounted(samples=samples))
+        if samples != self._bus.status.own_samples:
+            self._bus.emit(events.OwnDataCounted(samples=samples))
 
     def retry(self) -> None:
         """End all retry delays now, and count the own data again."""
@@ -208,50 +208,50 @@ class Agent:
 
     async def measure(self, device: str) -> None:
         """Benchmark a device after its present task. Raises Configuration for an unusable one."""
-        target = choose(device or "auto", self._hub.status.devices)[0]
+        target = choose(device or "auto", self._bus.status.devices)[0]
         trainer = self._trainers.get(target.id) or self._thread(target.id)
         await self.benchmarks.measure(target, trainer, quick=False)
         await self.benchmarks.publish()
 
-    # Life.
+    # Running and ending.
 
-    async def run(self, demanded: tuple[str, ...] = ()) -> int:
+    async def run(self, named_runs: tuple[str, ...] = ()) -> int:
         """Work until the agent ends or nothing can continue. Return the exit code.
 
-        `demanded` are runs named on the command line; no work begins if one is unknown.
+        `named_runs` are runs named on the command line; no work begins if one is unknown.
         """
         life = self._life
         try:
-            pairs = await life.unless(lambda: life.ending, self._open(demanded))
+            pairs = await life.unless(lambda: life.ending, self._open(named_runs))
             if pairs is not None:
                 await self._work(pairs)
         except VolunteerError as error:
             life.give_up(error)
         except Exception as error:
-            life.give_up(broken("the volunteer", error))
+            life.give_up(fault_of("the volunteer", error))
         return await self._close()
 
-    async def _open(self, demanded: tuple[str, ...]) -> list[tuple[Device, Trainer]]:
+    async def _open(self, named_runs: tuple[str, ...]) -> list[tuple[Device, Trainer]]:
         """Connect to the coordinator and find the devices, in parallel."""
         first = self._thread("first")
         detecting = asyncio.wrap_future(first.call(self._machine.detect))
-        await self._hello(demanded)
-        self._hub.notice(Sentence("loading PyTorch to find the devices of this machine"))
-        news = asyncio.create_task(self._first_news())
+        await self._connect(named_runs)
+        self._bus.notice(Sentence("loading PyTorch to find the devices of this machine"))
+        news = asyncio.create_task(self._send_first_heartbeat())
         try:
             devices = await detecting
         finally:
             news.cancel()
-        share = self._settings.memory_gb
-        memory_limit.follow(share)
+        memory_gb = self._settings.memory_gb
+        memory_limit.follow(memory_gb)
         groups = ranked(choose(self._settings.device, devices))
         first_of_groups = {device.id: device for device, _ in groups}
         twins = {twin for _, more in groups for twin in more}
         devices = tuple(
             first_of_groups.get(device.id, device) for device in devices if device.id not in twins
         )
-        lent = {device.id: usable_bytes(device, share) for device in first_of_groups.values()}
-        self._hub.emit(events.devices_found(devices, lent, hardware().torch))
+        lent = {device.id: usable_bytes(device, memory_gb) for device in first_of_groups.values()}
+        self._bus.emit(events.devices_found(devices, lent, hardware().torch))
         self._trainers = {groups[0][0].id: first}
         pairs = [
             (d, self._trainers.get(d.id) or self._thread(d.id)) for d in first_of_groups.values()
@@ -261,7 +261,7 @@ class Agent:
         first.device = pairs[0][0].id
         self._steps.announce()
         self.choice.announce()
-        await self.benchmarks.know(pairs, measure=self._machine.measure)
+        await self.benchmarks.ensure_measured(pairs, measure=self._machine.measure)
         return pairs
 
     def _thread(self, device: str) -> Trainer:
@@ -271,21 +271,21 @@ class Agent:
         self._trainers[device] = trainer
         return trainer
 
-    async def _hello(self, demanded: tuple[str, ...]) -> None:
+    async def _connect(self, named_runs: tuple[str, ...]) -> None:
         identity = self.remote.identity
-        self._hub.notice(Sentence("connecting to {url}", url=identity.url))
+        self._bus.notice(Sentence("connecting to {url}", url=identity.url))
         await self.remote.api.client.recognise()
         server = await self.remote.api.call(endpoints.SERVER)
         check_server(server)
         self.remote.transfers.store = server.store
         self.remote.transfers.mirrors = dict.fromkeys(server.mirrors, math.inf)
         if server.protocol_min_next > PROTOCOL:
-            self._hub.notice(
+            self._bus.notice(
                 Sentence("the coordinator will soon need a newer version: `volunteer update`"),
                 "warning",
             )
-        check_chosen(demanded, server.runs)
-        self._hub.emit(
+        check_run_names(named_runs, server.runs)
+        self._bus.emit(
             events.Started(
                 coordinator=identity.url,
                 server=server.name,
@@ -295,16 +295,16 @@ class Agent:
                 worker_id=identity.worker_id,
             )
         )
-        self._hub.emit(events.RunsListed(runs=server.runs))
-        if wrong := clock_words(server.now - self._timing.clock.now()):
-            self._hub.notice(wrong, "warning")
+        self._bus.emit(events.RunsListed(runs=server.runs))
+        if warning := clock_words(server.now - self._timing.clock.now()):
+            self._bus.notice(warning, "warning")
 
-    async def _first_news(self) -> None:
-        """Send the first heartbeat at once, though the devices are known only after torch is
-        imported.
+    async def _send_first_heartbeat(self) -> None:
+        """Send the first heartbeat at once, while torch is imported and the devices are not known
+        yet.
         """
         with contextlib.suppress(VolunteerError):  # the heartbeat loop tries again
-            await self.heartbeat.alive(self.store.leases.stored())
+            await self.heartbeat.confirm_leases(self.store.leases.stored())
 
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
         """Work until the loop of every device has ended."""
@@ -331,11 +331,11 @@ class Agent:
                 memory_bytes=memory,
             )
             loops.append(device_loops.loop(lent))
-            self._working.append(lent)
-        self._lent = tuple(loop.device.id for loop in loops)
+            self._lent_devices.append(lent)
+        self._lent_ids = tuple(loop.device.id for loop in loops)
         await self._guard.look()  # no work begins that the rules would pause at once
         await life.unless(lambda: life.ending, declare_all(self.remote.api, self.store.own_data))
-        revived = await life.unless(lambda: life.ending, self._revive())
+        revived = await life.unless(lambda: life.ending, self._leases_to_continue())
         if revived is None:
             return
         work = [
@@ -350,9 +350,9 @@ class Agent:
 
     def _loops(self) -> list[Loop]:
         """Return the background loops that run until the work ends."""
-        clock, hub, remote = self._timing.clock, self._hub, self.remote
-        counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
-        keeper = ReceiptKeeper(self._record_check(), self.store.receipts, hub, clock)
+        clock, bus, remote = self._timing.clock, self._bus, self.remote
+        counting = announce_traffic(remote.transfers, remote.api.client, bus, clock)
+        keeper = ReceiptKeeper(self._record_check(), self.store.receipts, bus, clock)
         submitter = Submitter(place=self._place, verdicts=self.watcher.verdicts)
         loops = [
             Loop(name="the heartbeat", work=self.heartbeat.run()),
@@ -367,7 +367,7 @@ class Agent:
         if self._settings.serve:
             answering = Answering(
                 place=self._place,
-                devices=self._working,
+                devices=self._lent_devices,
                 pauses=self._pauses,
                 choice=self.choice,
                 load=self._machine.load,
@@ -375,42 +375,46 @@ class Agent:
             loops.append(Loop(name="answering", work=answering.run(), vital=False))
         return loops
 
-    # Making the loops.
+    # Parts of the loops.
 
     def _record_check(self) -> RecordCheck:
-        who = self.remote.identity
-        return RecordCheck(self.remote.api, self.store.receipts, who.public_key, who.volunteer_id)
+        identity = self.remote.identity
+        return RecordCheck(
+            self.remote.api, self.store.receipts, identity.public_key, identity.volunteer_id
+        )
 
-    async def _revive(self) -> tuple[HeldLease, ...]:
+    async def _leases_to_continue(self) -> tuple[HeldLease, ...]:
         """Return the leases of an earlier process that this machine still holds."""
         leases, outbox = self.store.leases, self.store.outbox
         leases_stored = leases.stored()
         leases.forget_answered_claims(leases_stored)
-        open_ = tuple(
+        open_leases = tuple(
             lease
             for lease in leases_stored
-            if LeasePlan.of(lease.lease).several or not outbox.holds(*lease.key)
+            if LeasePlan.of(lease.lease).is_divided or not outbox.holds(*lease.key)
         )
-        alive = await self.heartbeat.alive(open_) if open_ or len(outbox) else ()
-        revived = tuple(lease for lease in alive if lease.device in self._lent)
+        alive = (
+            await self.heartbeat.confirm_leases(open_leases) if open_leases or len(outbox) else ()
+        )
+        revived = tuple(lease for lease in alive if lease.device in self._lent_ids)
         for lease in leases_stored:
             if lease in revived:
-                self._hub.notice(Sentence("continuing task {task}", task=lease.lease.task))
+                self._bus.notice(Sentence("continuing task {task}", task=lease.lease.task))
                 continue
             leases.drop(lease.lease)
-            if lease in open_:
+            if lease in open_leases:
                 lent = Sentence("{device} is not lent any more", device=lease.device)
                 why, task = lent if lease in alive else LAPSED, lease.lease.task
-                self._hub.emit(events.TaskEnded(task=task, how="gone", message=why))
+                self._bus.emit(events.TaskEnded(task=task, how="gone", message=why))
         return revived
 
     async def _close(self) -> int:
         for trainer in self._trainers.values():
             closed = await asyncio.to_thread(trainer.close, JOIN_S)
             self.clean_end = self.clean_end and closed
-        error, client, me = self._life.fatal, self.remote.api.client, self._hub.status.me
+        error, client, me = self._life.fatal, self.remote.api.client, self._bus.status.me
         code = error.exit_code if error is not None else 0
-        self._hub.emit(
+        self._bus.emit(
             events.Stopped(
                 code=code,
                 message=error.message if error is not None else "ended",
@@ -424,25 +428,25 @@ class Agent:
         await client.close()
         return code
 
-    def _watched(self) -> PolicyInputs:
+    def _policy_inputs(self) -> PolicyInputs:
         return PolicyInputs(
             read=self._machine.read or Senses(self.store.cache.root).read,
-            devices=lambda: self._lent,
+            devices=lambda: self._lent_ids,
             share=self._pauses.set_shares,
-            say=self._hub.notice,
+            say=self._bus.notice,
             clock=self._timing.clock,
         )
 
-    def _limit(self, rules: WorkRules) -> None:
+    def _limit_bandwidth(self, rules: WorkRules) -> None:
         client = self.remote.api.client
         client.up.limit(rules.upload_mbit)
         client.down.limit(rules.download_mbit)
 
-    def _connection(self, online: bool, message: str, retry_at: float | None) -> None:
+    def _announce_connection(self, online: bool, message: str, retry_at: float | None) -> None:
         if not online:
             log.debug("no answer: %s", message)
-        before = self._hub.status
-        self._hub.emit(
+        before = self._bus.status
+        self._bus.emit(
             events.Connection(
                 online=online,
                 message=message,

@@ -33,14 +33,16 @@ if TYPE_CHECKING:
     from shared.workloads.generation.batch import Finish
 
 GATHER_S = 0.05  # tokens that come within this time are sent together
-AGAIN_S = 30.0  # wait before the next offer after a temporary error
-UNVETTED_S = 600.0  # wait after a refusal
+AGAIN_S = 30.0  # wait before the next offer after an error
+UNVETTED_S = 600.0  # wait after the coordinator refused an offer
 CONTEXT_MAX = 1 << 20  # longest prompt that is answered, in tokens
 
 
 @dataclass(eq=False, kw_only=True)
 class Answering:
-    """Offers the first lent device that is not paused, and answers on it."""
+    """Offers the first lent device that is not paused to the coordinator, and answers prompts on
+    it.
+    """
 
     place: Workplace
     devices: Sequence[LentDevice]
@@ -48,34 +50,34 @@ class Answering:
     choice: RunChoice
     load: Callable[[str], Workload]
     _models: dict[str, AnswerModel] = field(default_factory=dict, init=False)  # by device
-    _told: bool = field(default=False, init=False)
+    _announced: bool = field(default=False, init=False)
 
     async def run(self) -> None:
         """Answer until cancelled."""
         while True:
-            await self.place.life.until(lambda: self._free() is not None)
+            await self.place.life.until(lambda: self._free_device() is not None)
             try:
                 body = AnswerOffer(runs=self.choice.runs() or (), wait_s=LONG_POLL_S_MAX)
                 api = self.place.remote.api
                 offer = api.call(endpoints.ANSWER_OFFER, body=body, timeout_s=POLL_S)
-                work = await self.place.life.unless(lambda: self._free() is None, offer)
+                work = await self.place.life.unless(lambda: self._free_device() is None, offer)
                 if work is not None and work.task is not None:
                     await self._answer(work.task)
             # the account is not vetted, or the coordinator has no such work
             except (Forbidden, NotFound) as error:
-                if not self._told:
-                    self._told = True
-                    self.place.hub.notice(Sentence("no prompts yet: {error}", error=error.message))
+                if not self._announced:
+                    self._announced = True
+                    self.place.bus.notice(Sentence("no prompts yet: {error}", error=error.message))
                 await self.place.life.clock.sleep(UNVETTED_S)
             except VolunteerError as error:
                 if not is_temporary(error):
-                    self.place.hub.notice(
+                    self.place.bus.notice(
                         Sentence("a prompt was not answered: {error}", error=error.message),
                         "warning",
                     )
                 await self.place.life.clock.sleep(AGAIN_S)
 
-    def _free(self) -> LentDevice | None:
+    def _free_device(self) -> LentDevice | None:
         if self.place.life.winding_up or self.choice.runs() is None:
             return None
         free = (device for device in self.devices if not self.pauses.paused(device.id))
@@ -83,31 +85,31 @@ class Answering:
 
     async def _answer(self, task: AnswerTask) -> None:
         """Answer one prompt; on a failure the coordinator asks another machine."""
-        device = self._free()
+        device = self._free_device()
         try:
             if device is None or not 0 < len(task.prompt) <= CONTEXT_MAX:
                 raise InvalidFrame(Sentence("this machine cannot read this prompt"))
             manifest = verified_manifest(task.manifest, self.place.remote.identity.public_key)
             with ExitStack() as stack:
-                version = await self._brought(manifest, stack)
+                version = await self._fetch_files(manifest, stack)
                 await self._stream(task, device, version)
         except BaseException as error:
-            sent = AnswerTokens(start=0, finish="failed")
+            failure = AnswerTokens(start=0, finish="failed")
             if not isinstance(error, asyncio.CancelledError):
-                await self.place.remote.api.answer_tokens(task.id, sent)
+                await self.place.remote.api.answer_tokens(task.id, failure)
             raise
 
-    async def _brought(self, manifest: VersionManifest, stack: ExitStack) -> AnswerFiles:
+    async def _fetch_files(self, manifest: VersionManifest, stack: ExitStack) -> AnswerFiles:
         """Fetch a version's files; the cache keeps them until `stack` closes."""
         workload, remote = self.load(manifest.workload), self.place.remote
-        more = workload.files(manifest.config)
-        files = {name: blob_of(chunk) for name, chunk in more.items()}
+        run_files = workload.files(manifest.config)
+        files = {name: blob_of(chunk) for name, chunk in run_files.items()}
         hashes = [manifest.weights.sha256, *(ref.sha256 for ref in files.values())]
         stack.enter_context(self.place.store.cache.hold(hashes))
-        origin = workload.origin(manifest.config) if more else None
+        origin = workload.origin(manifest.config) if run_files else None
         public = origin.paths if origin else {}
 
-        async def fetched(ref: BlobRef) -> Path:
+        async def fetch(ref: BlobRef) -> Path:
             path = public.get(ref.sha256, "")
             return await remote.transfers.fetch(ref, lambda done: None, path)
 
@@ -116,13 +118,13 @@ class Answering:
             workload=workload,
             config=manifest.config,
             weights=await remote.weights.fetch(manifest, lambda total: lambda done: None),
-            files={name: await fetched(ref) for name, ref in files.items()},
+            files={name: await fetch(ref) for name, ref in files.items()},
         )
 
     async def _stream(self, task: AnswerTask, device: LentDevice, version: AnswerFiles) -> None:
         """Generate on the device's thread, and send the new tokens in batches.
 
-        A pause ends the answer within a token, and the coordinator asks another machine.
+        A pause ends the answer before its next token, and the coordinator asks another machine.
         """
         loop = asyncio.get_running_loop()
         model = self._models.setdefault(device.id, AnswerModel(device.id))
@@ -131,7 +133,7 @@ class Answering:
 
         def generate() -> Finish | None:
             """Generate the tokens; runs on the thread of the device."""
-            for token in model.made(version, task):
+            for token in model.answer(version, task):
                 if token.chosen is not None:
                     loop.call_soon_threadsafe(tokens.append, token.chosen.token)
                 if token.finish or not go_on:
@@ -157,9 +159,9 @@ class Answering:
                 await self.place.remote.api.answer_tokens(task.id, part)
         finally:
             go_on = False
-            working.add_done_callback(_forgotten)
+            working.add_done_callback(_take_exception)
 
 
-def _forgotten(working: asyncio.Future[Any]) -> None:
+def _take_exception(working: asyncio.Future[Any]) -> None:
     if not working.cancelled():
         working.exception()

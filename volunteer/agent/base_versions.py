@@ -1,4 +1,6 @@
-"""Base version of each task: bound by the coordinator when work begins, its weights fetched ahead."""
+"""Base version of each task: the coordinator binds it when work begins; its weights are fetched
+ahead.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class BaseVersions:
         links to it remain to be fetched.
         """
         lease = work.lease
-        if lease.in_step or not _newest(lease):
+        if lease.in_step or not _begins_at_newest(lease):
             return
         manifest = await self.downloads.newest(lease)
         if await self.downloads.fits(manifest):
@@ -55,13 +57,13 @@ class BaseVersions:
     ) -> BaseVersion | None:
         """Bind the base of a lease and fetch its weights, which are kept until `stack` closes.
 
-        The base is the newest version, or the one from before a restart. Returns None if
-        `newest_manifest` is already the newest. Raises Gone, BadSignature, OlderVersion,
-        InvalidFrame.
+        The coordinator chooses the newest version, after a restart the earlier base, for an audit
+        the audited one. Returns None if that is the version of `newest_manifest`, which is loaded
+        already. Raises Gone, BadSignature, OlderVersion, InvalidFrame.
         """
         lease, before = work.lease, work.stored.begun
         if lease.in_step and before is None:
-            await self._submitted(lease.run)
+            await self._wait_for_submission(lease.run)
         floor = self.place.store.receipts.newest(lease.run)
         newest_here = None if newest_manifest is None else newest_manifest.version
         start = await self.place.remote.api.begin(lease.task, lease.attempt, newest_here)
@@ -72,8 +74,8 @@ class BaseVersions:
                 Sentence("the coordinator sent no manifest of the version to begin from")
             )
         # A task that began before keeps its earlier base.
-        newest = _newest(lease) and before is None
-        manifest = self.downloads.checked(start.manifest, lease, floor if newest else -1)
+        newest = _begins_at_newest(lease) and before is None
+        manifest = self.downloads.verify(start.manifest, lease, floor if newest else -1)
         if before is None or before.version != start.version:
             # the snapshot belongs to another base
             delete_file(self.place.store.leases.snapshot(lease), "replaced")
@@ -81,30 +83,32 @@ class BaseVersions:
         bound_lease = msgspec.structs.replace(lease, finish_by=start.finish_by, job=bound)
         work.change(begun=start, lease=bound_lease)
         self.place.store.leases.keep(work.stored)
-        weights = await self.downloads.held_weights(work, manifest, stack)
+        weights = await self.downloads.hold_weights(work, manifest, stack)
         return BaseVersion(begun=start, manifest=manifest, weights=weights)
 
-    async def _submitted(self, run: str) -> None:
+    async def _wait_for_submission(self, run: str) -> None:
         """Wait until the last result of this run is submitted, so that the next base can contain
         it.
         """
         announced = False
-        while self._unsent(run):
+        while self._has_unsent_result(run):
             change = self.place.life.change()
             if not announced:
                 announced = True
                 message = Sentence(
                     "submitting the last result; the next task begins with the next version"
                 )
-                self.place.hub.emit(events.Idle(reason="merging", message=message))
+                self.place.bus.emit(events.Idle(reason="merging", message=message))
             await change
 
-    def _unsent(self, run: str) -> bool:
+    def _has_unsent_result(self, run: str) -> bool:
         """Return True if a result of this run is being encoded or waits to be submitted."""
         encoding = any(work.phase == "encode" and work.lease.run == run for work in self.place.held)
         return encoding or any(entry.run == run for entry in self.place.store.outbox.entries())
 
 
-def _newest(lease: Lease) -> bool:
-    """Return True if a lease begins with the newest version; an audit uses the audited one's."""
+def _begins_at_newest(lease: Lease) -> bool:
+    """Return True if a lease begins with the newest version; an audit begins with the audited
+    task's.
+    """
     return lease.job.kind in NEWEST and lease.audit is None

@@ -24,13 +24,13 @@ from volunteer.training.trainer import Trainer
 
 @dataclass(eq=False, kw_only=True)
 class Benchmarks:
-    """Stores the devices' benchmark results and publishes them. Another release of torch makes the
-    results invalid.
+    """Measures the devices, stores the results, and sends them to the coordinator. Results of
+    another release of torch do not count.
     """
 
     place: Workplace
     settings: Settings
-    timed: Callable[..., Benchmark] = benchmark
+    run_benchmark: Callable[..., Benchmark] = benchmark
     _torch: str = field(default_factory=lambda: hardware().torch, init=False)
     _cancelled: bool = field(default=False, init=False)
 
@@ -38,17 +38,17 @@ class Benchmarks:
         """Stop measuring; work begins without it."""
         self._cancelled = True
 
-    async def know(self, pairs: list[tuple[Device, Trainer]], *, measure: bool) -> None:
+    async def ensure_measured(self, pairs: list[tuple[Device, Trainer]], *, measure: bool) -> None:
         """Announce the speeds of these devices; unmeasured ones get a quick benchmark."""
-        by_device = {b.device: b for b in self._remembered()}
+        by_device = {b.device: b for b in self._stored()}
         for device, trainer in pairs:
             if device.id in by_device:
-                self.place.hub.emit(events.Benchmarked(benchmark=by_device[device.id]))
+                self.place.bus.emit(events.Benchmarked(benchmark=by_device[device.id]))
             elif measure:
                 # A device is shown as being measured as soon as it is known.
                 first = events.BenchmarkProgress(stage=FIRST_STAGE, done=0.0, device=device.id)
-                self.place.hub.emit(first)
-                self.place.hub.notice(Sentence("{device}: measuring its speed", device=device.id))
+                self.place.bus.emit(first)
+                self.place.bus.notice(Sentence("{device}: measuring its speed", device=device.id))
                 await self.measure(device, trainer, quick=True)
         await self.publish()
 
@@ -59,10 +59,10 @@ class Benchmarks:
 
         def report(stage: str, done: float) -> None:
             event = events.BenchmarkProgress(stage=stage, done=done, device=device.id)
-            loop.call_soon_threadsafe(self.place.hub.emit, event)
+            loop.call_soon_threadsafe(self.place.bus.emit, event)
 
         def run() -> Benchmark:
-            return self.timed(
+            return self.run_benchmark(
                 device.id,
                 quick=quick,
                 report=report,
@@ -71,31 +71,31 @@ class Benchmarks:
             )
 
         try:
-            measured = await asyncio.wrap_future(trainer.call(run))
+            result = await asyncio.wrap_future(trainer.call(run))
         except BenchmarkCancelled:
             if self.place.life.ending:
                 raise
-            self.place.hub.emit(events.BenchmarkProgress(stage="cancelled", done=1.0))
+            self.place.bus.emit(events.BenchmarkProgress(stage="cancelled", done=1.0))
             return
-        rest = tuple(b for b in self._remembered() if b.device != device.id)
-        self.place.store.home.remember(benchmarks=(*rest, measured), torch=self._torch)
-        self.place.hub.emit(events.Benchmarked(benchmark=measured))
+        other_results = tuple(b for b in self._stored() if b.device != device.id)
+        self.place.store.home.remember(benchmarks=(*other_results, result), torch=self._torch)
+        self.place.bus.emit(events.Benchmarked(benchmark=result))
 
     def speed(self, device: str) -> float:
         """Return the operations a second of a device in training; 0 if it was not measured."""
-        return next((b.step_flops for b in self._remembered() if b.device == device), 0.0)
+        return next((b.step_flops for b in self._stored() if b.device == device), 0.0)
 
     async def publish(self) -> None:
-        """Report this machine's hardware, speeds and workloads, by which the coordinator picks its
-        tasks.
+        """Send this machine's hardware, speeds and workloads to the coordinator, which picks tasks
+        by them.
         """
         request = BenchmarkRequest(
-            benchmarks=self._remembered(),
-            hardware=hardware(self.place.hub.status.devices),
+            benchmarks=self._stored(),
+            hardware=hardware(self.place.bus.status.devices),
             workloads=enabled(self.settings),
         )
         await self.place.remote.api.call(endpoints.BENCHMARK, body=request)
 
-    def _remembered(self) -> tuple[Benchmark, ...]:
+    def _stored(self) -> tuple[Benchmark, ...]:
         memory = self.place.store.home.memory
         return memory.benchmarks if memory.torch == self._torch else ()

@@ -29,9 +29,10 @@ SHORT_WAIT_S = 60.0  # short, since the list of runs may have changed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleReason:
-    """Reason for having no lease, as a code and a sentence; without a code it is not announced.
+    """Reason why a device has no lease, as a code and a sentence; without a code it is not
+    announced.
 
-    `wait_s` is the time until the next claim: 0 is at once, None until something changes.
+    `wait_s` is the time until the next claim: 0 means at once, None after the next change.
     """
 
     reason: str = ""
@@ -53,7 +54,7 @@ class Claimer:
     ends: LeaseEnds
     workloads: Callable[[], Mapping[str, Workload]] = dict  # workloads available here
 
-    def ready(self, choice: WantedWork | None) -> IdleReason | None:
+    def hindrance(self, choice: WantedWork | None) -> IdleReason | None:
         """Return the reason that forbids a claim of this work, if any."""
         if self.place.store.outbox.full:
             return IdleReason(
@@ -69,8 +70,8 @@ class Claimer:
         return None
 
     @property
-    def late(self) -> IdleReason | None:
-        """Return the reason to delay the next task while a late result is submitted."""
+    def late_result_reason(self) -> IdleReason | None:
+        """Return the reason to delay the next task if a late result waits to be submitted."""
         if any(self.place.store.outbox.holds(*key) for key in self.place.held.late):
             return IdleReason(
                 reason="late", message=Sentence("submitting a late result before more is claimed")
@@ -107,8 +108,10 @@ class Claimer:
     async def _request(
         self, choice: WantedWork, share: float, wait_s: float
     ) -> Lease | wire.IdleReply | None:
-        able = self.workloads()
-        libraries = {library for workload in able.values() for library in libraries_here(workload)}
+        workloads = self.workloads()
+        libraries = {
+            library for workload in workloads.values() for library in libraries_here(workload)
+        }
         request = ClaimRequest(
             claim_id=self.place.store.leases.claim_id(self.device.id),
             device=self.device.id,
@@ -117,7 +120,7 @@ class Claimer:
             runs=choice.runs,
             kinds=choice.kinds,
             codecs=tuple(CODECS),
-            workload_versions={name: workload.version for name, workload in able.items()},
+            workload_versions={name: workload.version for name, workload in workloads.items()},
             libraries=tuple(sorted(libraries)),
             wait_s=wait_s,
             audits=True,

@@ -60,7 +60,7 @@ class Workplace:
 
     remote: RemoteCoordinator
     store: Store
-    hub: EventBus
+    bus: EventBus
     life: Lifecycle
     held: HeldLeases
     timing: Timing

@@ -43,7 +43,7 @@ from volunteer.training.trainer import ThreadDied
 
 AHEAD_S = 60.0  # the next task is claimed when the current one needs at most this time
 FAILURES_TOLD = 3  # failures in a row before the owner is told
-# short: the coordinator lets a machine rest, for the run whose tasks failed alone
+# Short, since the coordinator, too, stops handing this machine tasks of a run that fails here.
 FAILURE_WAIT_S, FAILURE_WAIT_S_MAX = 5.0, 15.0
 ENDING = Sentence("the program ends")
 
@@ -62,7 +62,7 @@ class DeviceLoop:
     failures: Backoff
     _resting: bool = field(default=False, init=False)
     # end of the previous task, which is being encoded
-    _behind: asyncio.Task[None] | None = field(default=None, init=False)
+    _encoding: asyncio.Task[None] | None = field(default=None, init=False)
     # set when the next task can be claimed
     _near_end: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     # set when the weights of the next task can be fetched
@@ -75,36 +75,35 @@ class DeviceLoop:
             for work in await self._take_over(revived):
                 if self.life.ending:
                     break
-                self.news.claimed(work)
+                self.news.announce_lease(work)
                 await self._perform(work)
             while not self.life.ending:
-                held_next = await ahead if ahead is not None else None
+                next_lease = await ahead if ahead is not None else None
                 ahead = None
-                if held_next is None:
-                    await self._settle()
-                    held_next = await self._next()
-                if held_next is None:
+                if next_lease is None:
+                    await self._wait_for_previous()
+                    next_lease = await self._next()
+                if next_lease is None:
                     return
                 ahead = asyncio.create_task(self._take_ahead())
-                await self._perform(held_next)
-            await self._settle()
+                await self._perform(next_lease)
+            await self._wait_for_previous()
         finally:
-            await _cancelled(ahead, self._behind)
-            for left in [h for h in self.claimer.place.held if self._mine(h)]:
-                await _cancelled(left.work)
-                await self._given_up(left)
+            await _cancel(ahead, self._encoding)
+            for lease in [h for h in self.claimer.place.held if self._mine(h)]:
+                await _cancel(lease.work)
+                await self._give_up(lease)
             self.pipeline.close()
 
     async def _take_over(self, revived: Sequence[HeldLease]) -> list[LeaseInWork]:
-        """Take the leases of an earlier process at once, since heartbeats renew them from then on.
-
-        Leases beyond `max_tasks`, which that process had claimed ahead, are given back.
+        """Take the leases of an earlier process, so that heartbeats renew them. Give back those
+        beyond `max_tasks`.
         """
         holding, ends = self.claimer.place.held, self.claimer.ends
         leases: list[LeaseInWork] = []
         for work in map(LeaseInWork, revived):
             if holding.exhausted:
-                await ends.without_result(work, "released", ENOUGH)
+                await ends.end_without_result(work, "released", ENOUGH)
             else:
                 holding.take(work)
                 leases.append(work)
@@ -127,18 +126,20 @@ class DeviceLoop:
         # A claim could return this machine's own late task, whose result would then not count.
         while not self.claimer.place.held.late:
             work = await self._claim()
-            if work is not None or not self._kept():
+            if work is not None or not self._task_is_paused():
                 return work
-            await self.life.until(lambda: not self._kept())
+            await self.life.until(lambda: not self._task_is_paused())
         return None
 
-    def _kept(self) -> bool:
+    def _task_is_paused(self) -> bool:
         """Return True if the running task is paused and will continue."""
         paused = self.pauses.paused(self.device.id)
         return bool(self.news.at_work and paused) and not self.life.winding_up
 
     async def _fetch_weights(self, work: LeaseInWork) -> None:
-        """Fetch weights just before they are needed: a newer version must be fetched too."""
+        """Fetch the newest weights just before they are needed: fetched earlier, they would often
+        be replaced by newer ones.
+        """
         await self._at_end.wait()
         if self.news.at_work:
             await self.pipeline.bases.prefetch(work)
@@ -148,8 +149,8 @@ class DeviceLoop:
         while not self.life.ending:
             change = self.life.change()  # taken before the check, so that no change is missed
             try:
-                if late := self.claimer.late:
-                    self.news.idle(late)
+                if late := self.claimer.late_result_reason:
+                    self.news.announce_idle(late)
                     await change
                     continue
                 work = await self._claim()
@@ -157,7 +158,7 @@ class DeviceLoop:
                     return work
                 if self.life.finishing and not len(self.claimer.place.held):
                     message = Sentence("finished: no new work is taken until you resume")
-                    self.news.idle(IdleReason(reason="finished", message=message))
+                    self.news.announce_idle(IdleReason(reason="finished", message=message))
                 await change
             finally:
                 change.close()
@@ -165,16 +166,16 @@ class DeviceLoop:
 
     async def _claim(self) -> LeaseInWork | None:
         """Claim until there is a lease; None when claims are forbidden or need a change."""
-        self.news.claims()
+        self.news.announce_claim()
         long_poll = self.news.at_work  # if idle, ask for a reply at once, to show the reason
-        while self._open():
+        while self._may_claim_now():
             answer = await self._claim_once(long_poll=long_poll)
             if isinstance(answer, LeaseInWork):
                 self.news.place.server_clock.learn(answer.lease.now)
-                self.news.claimed(answer)
+                self.news.announce_lease(answer)
                 return answer
             if answer.reason:
-                self.news.idle(answer)
+                self.news.announce_idle(answer)
             if answer.wait_s is None:
                 return None
             if answer.wait_s > 0:
@@ -186,21 +187,22 @@ class DeviceLoop:
     async def _claim_once(self, *, long_poll: bool) -> LeaseInWork | IdleReason:
         """Claim, but cancel if claiming becomes forbidden or other work is chosen meanwhile."""
         device = self.device.id
-        choice = self.choice.wanted(device)
-        hindrance = self.claimer.ready(choice)
+        choice = self.choice.wanted_work(device)
+        hindrance = self.claimer.hindrance(choice)
         if hindrance is not None or choice is None:
             return hindrance or UNWANTED
         claim = self.claimer.claim(choice, share=self.pauses.share(device), long_poll=long_poll)
         try:
             answer = await self.life.unless(
-                lambda: not self._open() or self.choice.wanted(device) != choice, claim
+                lambda: not self._may_claim_now() or self.choice.wanted_work(device) != choice,
+                claim,
             )
         except FATAL as error:
             self.life.give_up(error)
             return UNWANTED
         return answer or AT_ONCE
 
-    def _open(self) -> bool:
+    def _may_claim_now(self) -> bool:
         return not self._resting and self._may_claim()
 
     def _may_claim(self) -> bool:
@@ -209,7 +211,9 @@ class DeviceLoop:
 
     @contextmanager
     def _rest(self) -> Iterator[None]:
-        """Stop claiming and cancel a running claim, so that another volunteer gets the task."""
+        """Claim nothing while entered, and cancel a running claim, so that another volunteer gets
+        the task.
+        """
         self._resting = True
         self.life.notify()
         try:
@@ -220,13 +224,13 @@ class DeviceLoop:
     async def _wait(self, seconds: float) -> None:
         """Wait, but stop if claims become forbidden, the choice of work changes, or on `retry`."""
         before, device = self.life.retries, self.device.id
-        choice = self.choice.wanted(device)
+        choice = self.choice.wanted_work(device)
         await self.life.sleep(
             seconds,
             unless=lambda: (
                 self.life.retries > before
                 or not self._may_claim()
-                or self.choice.wanted(device) != choice
+                or self.choice.wanted_work(device) != choice
             ),
         )
 
@@ -239,55 +243,55 @@ class DeviceLoop:
             work.finish()
         self._near_end.clear()
         self._at_end.clear()
-        self.news.begins()
+        self.news.begin_task()
         work.work = asyncio.create_task(self._work(work))
         freed = asyncio.create_task(work.freed.wait())
         try:
             await asyncio.wait({work.work, freed}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             freed.cancel()
-            self.news.ends()
+            self.news.end_task()
             self._at_end.set()
-        await self._settle()  # at most one more task stays in memory
-        self._behind = asyncio.create_task(self._conclude(work, work.work))
+        await self._wait_for_previous()  # at most one more task stays in memory
+        self._encoding = asyncio.create_task(self._conclude(work, work.work))
         if work.work.done():
-            await self._settle()
-        # This device claims after a failure only when the wait in `_calm_down` is over.
+            await self._wait_for_previous()
+        # This device claims after a failure only when the wait in `_wait_after_failure` is over.
         self._near_end.set()
 
-    async def _settle(self) -> None:
+    async def _wait_for_previous(self) -> None:
         """Wait until the previous task has ended."""
-        if self._behind is not None:
-            await self._behind
-            self._behind = None
+        if self._encoding is not None:
+            await self._encoding
+            self._encoding = None
 
     async def _conclude(self, lease: LeaseInWork, work: asyncio.Task[None]) -> None:
         await asyncio.wait({work})
         if work.cancelled():
-            await self._given_up(lease)
+            await self._give_up(lease)
         elif (error := work.exception()) is not None:
-            await self._failed(lease, error)
+            await self._handle_failure(lease, error)
 
-    async def _given_up(self, work: LeaseInWork) -> None:
+    async def _give_up(self, work: LeaseInWork) -> None:
         how, message = work.ended or "released", work.message or ENDING
-        await self.claimer.ends.without_result(work, how, message)
+        await self.claimer.ends.end_without_result(work, how, message)
 
     async def _work(self, work: LeaseInWork) -> None:
         if work.ended:
             raise asyncio.CancelledError
         await self.life.until(lambda: not self.pauses.paused(self.device.id))
-        await self.choice.agree(work.lease.run)
+        await self.choice.consent_by_joining(work.lease.run)
         outcome = await self.pipeline.run(work, self._watch_end)
         if isinstance(outcome, Interrupted):
-            await self._interrupted(work, outcome)
+            await self._handle_interruption(work, outcome)
             return
         if outcome is not None:
             self.failures.reset()
-        self.claimer.ends.done(work, outcome.value if outcome is not None else None)
+        self.claimer.ends.complete(work, outcome.value if outcome is not None else None)
 
-    async def _interrupted(self, work: LeaseInWork, outcome: Interrupted) -> None:
+    async def _handle_interruption(self, work: LeaseInWork, outcome: Interrupted) -> None:
         how, message = work.ended or "saved", work.message or outcome.reason
-        await self.claimer.ends.without_result(work, how, message)
+        await self.claimer.ends.end_without_result(work, how, message)
 
     def _watch_end(self, report: TrainingReport) -> None:
         if report.eta_s is not None and report.eta_s <= AHEAD_S:
@@ -295,7 +299,7 @@ class DeviceLoop:
             if report.eta_s <= self.pipeline.downloads.lead_s:
                 self._at_end.set()
 
-    async def _failed(self, work: LeaseInWork, error: BaseException) -> None:
+    async def _handle_failure(self, work: LeaseInWork, error: BaseException) -> None:
         if not isinstance(error, Exception):
             raise error
         ends = self.claimer.ends
@@ -315,29 +319,31 @@ class DeviceLoop:
             )
         if isinstance(error, Gone | UnknownTask):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
-            await ends.without_result(work, how, message)
+            await ends.end_without_result(work, how, message)
         elif isinstance(error, StorageFull):
             with self._rest():
-                await ends.without_result(work, "released", message)
-                self.news.idle(IdleReason(reason="disk_full", message=message, wait_s=DISK_WAIT_S))
+                await ends.end_without_result(work, "released", message)
+                self.news.announce_idle(
+                    IdleReason(reason="disk_full", message=message, wait_s=DISK_WAIT_S)
+                )
                 await self._wait(DISK_WAIT_S)
         elif isinstance(error, OlderVersion):
             with self._rest():
-                await ends.without_result(work, "released", message)
-                if not await self.pipeline.downloads.restored():
+                await ends.end_without_result(work, "released", message)
+                if not await self.pipeline.downloads.accept_restore():
                     idle = IdleReason(reason="refused", message=message, wait_s=OLDER_WAIT_S)
-                    self.news.idle(idle)
+                    self.news.announce_idle(idle)
                     await self._wait(OLDER_WAIT_S)
         elif isinstance(error, OwnDataUnusable):
             with self._rest():
-                await ends.without_result(work, "released", message)
+                await ends.end_without_result(work, "released", message)
                 await ends.withdraw(work.lease.run)  # the coordinator has no tasks for it then
-                await self._calm_down(message)
+                await self._wait_after_failure(message)
         elif isinstance(error, OutOfMemory):  # other runs may fit
             self.choice.does_not_fit(work.lease.run, self.device.id, error.needed_bytes)
-            await ends.without_result(work, "released", message)
+            await ends.end_without_result(work, "released", message)
         elif isinstance(error, ThreadDied):
-            await ends.without_result(work, "released", message)
+            await ends.end_without_result(work, "released", message)
             self.life.give_up(error)
         elif isinstance(error, FATAL):
             self.claimer.place.held.put_down(work, counted=False)
@@ -348,22 +354,22 @@ class DeviceLoop:
                 # the failure of an audit, since another machine has done that task.
                 own_task = work.lease.audit is None and not isinstance(error, NotFound)
                 how = "failed" if own_task else "released"
-                await ends.without_result(work, how, message)
-                await self._calm_down(message)
+                await ends.end_without_result(work, how, message)
+                await self._wait_after_failure(message)
 
-    async def _calm_down(self, message: str) -> None:
+    async def _wait_after_failure(self, message: str) -> None:
         """Wait after a failure, longer each time: this device may be the cause."""
         wait = self.failures.next()
         if self.failures.failures >= FAILURES_TOLD:
-            self.news.failing(self.failures.failures, message)
+            self.news.announce_failures(self.failures.failures, message)
         why = Sentence(
             "a task failed on {device}: {message}", device=self.device.id, message=message
         )
-        self.news.idle(IdleReason(reason="failing", message=why, wait_s=wait))
+        self.news.announce_idle(IdleReason(reason="failing", message=why, wait_s=wait))
         await self._wait(wait)
 
 
-async def _cancelled(*tasks: asyncio.Task[Any] | None) -> None:
+async def _cancel(*tasks: asyncio.Task[Any] | None) -> None:
     """Cancel tasks, and wait for their end."""
     running = [task for task in tasks if task is not None]
     for task in running:

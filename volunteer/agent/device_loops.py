@@ -1,4 +1,4 @@
-"""Device loops, each made of its parts: claims, downloads, stretches, encoder, news."""
+"""Device loops, each made of its parts: claimer, downloads, part runner, encoder, news."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from volunteer.agent.work_news import WorkNews
 from volunteer.net.retry import Backoff
 from volunteer.settings.settings import Settings
 from volunteer.storage.leases import HeldLease
-from volunteer.training.background_thread import Aside
+from volunteer.training.background_thread import BackgroundThread
 from volunteer.training.local_task import TaskFiles
 
 
@@ -44,17 +44,17 @@ class DeviceLoops:
     choice: RunChoice
     verdicts: Verdicts
     steps: ModelSteps
-    loaded: dict[str, Workload] = field(default_factory=dict)
+    loaded_workloads: dict[str, Workload] = field(default_factory=dict)
 
     def _workloads(self) -> Mapping[str, Workload]:
         """Return the enabled workloads that can be loaded here."""
         for name in enabled(self.settings):
-            if name not in self.loaded:
+            if name not in self.loaded_workloads:
                 try:
-                    self.loaded[name] = self.load(name)
+                    self.loaded_workloads[name] = self.load(name)
                 except (VolunteerError, ImportError):
                     continue  # its tasks would fail, and the coordinator does not check
-        return self.loaded
+        return self.loaded_workloads
 
     def loop(self, device: LentDevice) -> DeviceLoop:
         place = self.place
@@ -84,7 +84,7 @@ class DeviceLoops:
             downloads=downloads,
             bases=BaseVersions(place=place, downloads=downloads),
             parts=parts,
-            encoder=Aside(f"encoder {device.id}", yields=True),
+            encoder=BackgroundThread(f"encoder {device.id}", low_priority=True),
             outbox=place.store.outbox,
             verdicts=self.verdicts,
             life=place.life,
@@ -108,5 +108,5 @@ class DeviceLoops:
             now=self.place.timing.clock.now,
             own_data=store.own_data,
             away=device.trainer.away,
-            step=self.steps.known(lease.job, base.manifest.workload_version, device.id),
+            step=self.steps.recent_step(lease.job, base.manifest.workload_version, device.id),
         )

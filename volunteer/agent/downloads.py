@@ -32,7 +32,7 @@ FETCH_AT_ONCE = 4
 LEAD_S = 3.0  # least time before the end of a task at which the next one's weights are fetched
 MOVED_S = 0.1  # files that took less time were in the cache
 EVENT_S = 0.25  # least time between two events about a transfer
-GRACE_S = 7 * DAY_S  # expired versions are still used for this time, with a warning
+GRACE_S = 7 * DAY_S  # a version is still used this long after its expiry, with a warning
 NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
 
 
@@ -60,21 +60,21 @@ class Downloads:
         lease = work.lease
         manifest = lease.data or await self._dataset(lease.dataset)
         workload = self.load(lease.job.workload)
-        more = workload.files(lease.job.config)
+        run_files = workload.files(lease.job.config)
         files_here: dict[str, Path] = {}
         if lease.member:
             manifest, files_here = await asyncio.to_thread(
                 self._own_data, lease, manifest, workload
             )
-        chunks = wanted(lease, manifest)
-        blobs = more if lease.member else {**manifest.assets, **more}
+        chunks = task_chunks(lease, manifest)
+        blobs = run_files if lease.member else {**manifest.assets, **run_files}
         assets = {name: blob_of(chunk) for name, chunk in blobs.items()}
         refs = {ref.sha256: ref for ref in (*chunks.values(), *assets.values())}
         stack.enter_context(self.place.store.cache.hold(refs))
         progress = self._progress(work, "data", sum(ref.size for ref in refs.values()))
-        origin = workload.origin(lease.job.config) if more else None
+        origin = workload.origin(lease.job.config) if run_files else None
         files = await self._fetch_all(refs.values(), progress, origin.paths if origin else {})
-        return LocalData(manifest, files_here | files, more)
+        return LocalData(manifest, files_here | files, run_files)
 
     def _own_data(
         self, lease: Lease, example: DatasetManifest, workload: Workload
@@ -114,7 +114,7 @@ class Downloads:
         self._fetch_s = spent if spent >= MOVED_S else self._fetch_s
         return path
 
-    async def held_weights(
+    async def hold_weights(
         self, work: LeaseInWork, manifest: VersionManifest, stack: ExitStack
     ) -> Path:
         """Fetch the weights of a version; the cache keeps them until `stack` closes."""
@@ -122,12 +122,12 @@ class Downloads:
         return await self.weights(work, manifest)
 
     async def newest(self, lease: Lease) -> VersionManifest:
-        """Return the manifest of the newest version of a lease's run, checked."""
+        """Return the verified manifest of the newest version of a lease's run."""
         floor = self.place.store.receipts.newest(lease.run)
         signed = await self.place.remote.api.query(endpoints.LATEST, run=lease.run)
-        return self.checked(signed, lease, floor)
+        return self.verify(signed, lease, floor)
 
-    async def newer(self, lease: Lease) -> tuple[VersionManifest, Path, ExitStack]:
+    async def fetch_newest(self, lease: Lease) -> tuple[VersionManifest, Path, ExitStack]:
         """Fetch the newest version without events; its file is kept until the stack closes."""
         manifest = await self.newest(lease)
         with ExitStack() as hold:
@@ -136,10 +136,10 @@ class Downloads:
             return manifest, path, hold.pop_all()
 
     async def fits(self, manifest: VersionManifest) -> bool:
-        """Return True if the cache has room for a version and its sources."""
+        """Return True if the cache has room for a version and the files that it is built from."""
         return await asyncio.to_thread(self.place.store.cache.fits, 2 * manifest.weights.size)
 
-    def checked(self, signed: SignedManifest, lease: Lease, floor: int = -1) -> VersionManifest:
+    def verify(self, signed: SignedManifest, lease: Lease, floor: int = -1) -> VersionManifest:
         """Return the manifest after verifying its signature.
 
         If the newest version was requested, `floor` is the newest one seen before. Raises
@@ -169,15 +169,17 @@ class Downloads:
             )
         return manifest
 
-    async def restored(self) -> bool:
-        """Return True if the coordinator has signed that it was restored, and accept that."""
+    async def accept_restore(self) -> bool:
+        """Accept a signed statement of the coordinator that it was restored from a backup. Return
+        False if there is no new one.
+        """
         try:
-            sentence = await self.record.restored()
+            sentence = await self.record.accept_restore()
         except VolunteerError as error:
-            self.place.hub.notice(error.message, "warning")
+            self.place.bus.notice(error.message, "warning")
             return False
         if sentence:
-            self.place.hub.notice(sentence, "warning")
+            self.place.bus.notice(sentence, "warning")
         return bool(sentence)
 
     def check_data(self, manifest: VersionManifest, lease: Lease, dataset: DatasetManifest) -> None:
@@ -230,7 +232,7 @@ class Downloads:
                 )
             )
         if late_s > 0:
-            self.place.hub.notice(
+            self.place.bus.notice(
                 Sentence(
                     "version {version} of {run} is older than its organiser promised: is the "
                     "coordinator still the right one?",
@@ -250,7 +252,7 @@ class Downloads:
         files: dict[str, Path] = {}
         limit = asyncio.Semaphore(FETCH_AT_ONCE)
 
-        async def one(ref: BlobRef) -> None:
+        async def fetch_one(ref: BlobRef) -> None:
             def moved(count: int) -> None:
                 done[ref.sha256] = count
                 progress(sum(done.values()))
@@ -259,7 +261,7 @@ class Downloads:
                 path = public.get(ref.sha256, "")
                 files[ref.sha256] = await self.place.remote.transfers.fetch(ref, moved, path)
 
-        jobs = [asyncio.ensure_future(one(ref)) for ref in refs]
+        jobs = [asyncio.ensure_future(fetch_one(ref)) for ref in refs]
         try:
             await asyncio.gather(*jobs)
         finally:
@@ -277,14 +279,14 @@ class Downloads:
         return self._datasets[name]
 
     def _progress(self, work: LeaseInWork, label: str, total: int) -> Callable[[int], None]:
-        """Reduce progress to a few events a second."""
+        """Return a callback for a transfer's progress that emits a few events a second."""
         last = [float("-inf")]
 
         def moved(done: int) -> None:
             now = self.place.timing.clock.monotonic()
             if now - last[0] >= EVENT_S or done >= total:
                 last[0] = now
-                self.place.hub.emit(
+                self.place.bus.emit(
                     events.Fetching(
                         task=work.key[0], what=label, done_bytes=done, total_bytes=total
                     )
@@ -298,7 +300,7 @@ def _tokenizer(dataset: DatasetManifest) -> str:
     return chunk.sha256 if chunk else ""
 
 
-def wanted(lease: Lease, manifest: DatasetManifest) -> dict[int, BlobRef]:
+def task_chunks(lease: Lease, manifest: DatasetManifest) -> dict[int, BlobRef]:
     """Return the chunks of a task, by index. Raises InvalidFrame for a missing one."""
     refs = {}
     for index in lease.chunks:

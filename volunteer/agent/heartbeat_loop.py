@@ -31,36 +31,38 @@ class Heartbeat:
     watcher: RunWatcher
     obey_owner: Callable[[Literal["pause", "resume", "finish"]], None]  # order from another machine
     celsius: Callable[[], float | None]  # of the hottest device lent
-    _wanted: bool = field(default=False, init=False)
+    _send_now: bool = field(default=False, init=False)
 
     async def run(self) -> None:
         """Send heartbeats until cancelled; at once when a pause begins or ends."""
         while True:
             sent = self.pauses.reasons()
-            self._wanted = False
+            self._send_now = False
             next_s = await self.once()
             await self.place.life.sleep(
                 next_s,
-                lambda: self._wanted or self.pauses.reasons() != sent,  # noqa: B023
+                lambda: self._send_now or self.pauses.reasons() != sent,  # noqa: B023
             )
 
-    def soon(self) -> None:
-        """Send the next heartbeat now: its reply has account and verdicts of the same moment."""
-        self._wanted = True
+    def send_soon(self) -> None:
+        """Send the next heartbeat now; its reply has the account and its verdicts."""
+        self._send_now = True
         self.place.life.notify()
 
-    async def alive(self, leases: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
-        """Return an earlier process's leases that are still held here and not late."""
+    async def confirm_leases(self, leases: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
+        """Send a heartbeat with the leases of an earlier process; return those that this machine
+        still holds in time.
+        """
         extra = tuple(LeaseInWork(lease).report(paused=False) for lease in leases)
-        reply = await self._sent(lambda: self._request(extra))
-        self._learn(reply)
-        ours_left = {(order.task, order.attempt) for order in reply.orders if _ours(order)}
-        return tuple(lease for lease in leases if lease.key in ours_left - self.place.held.late)
+        reply = await self._send(lambda: self._request(extra))
+        self._apply_reply(reply)
+        continued = {(order.task, order.attempt) for order in reply.orders if _continues(order)}
+        return tuple(lease for lease in leases if lease.key in continued - self.place.held.late)
 
     async def once(self) -> float:
         """Send one heartbeat. Return the seconds until the next."""
         try:
-            reply = await self._sent(self._request)
+            reply = await self._send(self._request)
         except FATAL as error:
             self.place.life.give_up(error)
             return NEXT_S_MAX
@@ -70,13 +72,13 @@ class Heartbeat:
                 "error",
             )
             return HEARTBEAT_S
-        self._learn(reply)
+        self._apply_reply(reply)
         for order in reply.orders:
             self._obey(order)
         return min(max(reply.next_s, NEXT_S_MIN), NEXT_S_MAX)
 
-    async def _sent(self, request: Callable[[], HeartbeatRequest]) -> HeartbeatReply:
-        """Send a heartbeat; every try calls `request` again, so that its progress is current."""
+    async def _send(self, request: Callable[[], HeartbeatRequest]) -> HeartbeatReply:
+        """Send a heartbeat; each try calls `request` again, for the current progress."""
         return await self.place.remote.api.call(endpoints.HEARTBEAT, body=request)
 
     def _request(self, extra: tuple[TaskBeat, ...] = ()) -> HeartbeatRequest:
@@ -101,14 +103,14 @@ class Heartbeat:
             ordered_at=self.place.store.home.memory.ordered_at,
         )
 
-    def _learn(self, reply: HeartbeatReply) -> None:
+    def _apply_reply(self, reply: HeartbeatReply) -> None:
         self.place.server_clock.learn(reply.now)
         self.place.held.late = {
             (order.task, order.attempt)
             for order in reply.orders
-            if _ours(order) and order.renew_by <= reply.now
+            if _continues(order) and order.renew_by <= reply.now
         }
-        self.watcher.heard(reply)
+        self.watcher.apply_heartbeat(reply)
         ordered = reply.ordered
         if ordered is not None and ordered.at > self.place.store.home.memory.ordered_at:
             self.place.store.home.remember(ordered_at=ordered.at)
@@ -125,5 +127,5 @@ class Heartbeat:
             work.end("gone", message or Sentence("another volunteer holds this task now"))
 
 
-def _ours(order: TaskOrder) -> bool:
+def _continues(order: TaskOrder) -> bool:
     return order.order == "continue"

@@ -26,9 +26,9 @@ class LeaseInWork:
         self.stored = stored_lease
         self.phase: LeasePhase = "queued"
         self.handle: Handle[Any] | None = None
-        self.steps_before = 0  # steps of earlier stretches; `handle` counts the present one's
+        self.steps_before = 0  # steps of earlier parts; `handle` counts those of the present one
         self.work: asyncio.Task[None] | None = None
-        self.ended = ""  # reason why it was given up: "cancelled", "gone", "released", "saved"
+        self.ended = ""  # how it was given up: "cancelled", "gone", "released" or "saved"
         self.message = ""
         self.freed = asyncio.Event()  # set when its device may begin other work
 
@@ -41,7 +41,7 @@ class LeaseInWork:
         return self.stored.lease
 
     def free(self) -> None:
-        """Free the device for other work: no part of this task needs it any more."""
+        """Let the device begin other work: this task is trained, and only encodes its result."""
         self.freed.set()
 
     def change(self, **changes: object) -> None:
@@ -118,10 +118,10 @@ class HeldLeases:
         """
         self._leases.pop(work.key, None)
         if not counted:
-            self.lost(work.key)
+            self.uncount(work.key)
         self._life.notify()
 
-    def lost(self, key: LeaseKey) -> None:
+    def uncount(self, key: LeaseKey) -> None:
         """Uncount a lost lease, which submits no result."""
         self.late.discard(key)
         if self._left is not None and key in self._counted:

@@ -15,7 +15,7 @@ from volunteer.control import events
 from volunteer.net.api import SHORT_S
 from volunteer.storage.outbox import QueuedResult
 
-# Longest wait for a lease's unsent parts before its release, after which they are refused.
+# Longest wait for a lease's unsent parts before its release; the coordinator refuses later ones.
 SUBMIT_S = 5.0
 
 
@@ -43,35 +43,37 @@ class LeaseEnds:
         except (Unavailable, Gone):
             pass  # the lease expires by itself, or has expired
         except VolunteerError as error:
-            self.place.hub.notice(
+            self.place.bus.notice(
                 Sentence(
                     "task {task} could not be given back: {error}", task=task, error=error.message
                 )
             )
         self.place.store.leases.drop(work.lease)
 
-    async def without_result(self, work: LeaseInWork, how: str, message: str) -> None:
+    async def end_without_result(self, work: LeaseInWork, how: str, message: str) -> None:
         """End a lease without a contribution; for `how`, see `TaskEnded`."""
         if how in ("released", "failed"):
             await self.give_back(work, message, failed=how == "failed")
         elif how != "saved":
             self.place.store.leases.drop(work.lease)
         self.place.held.put_down(work, counted=False)
-        self.place.hub.emit(events.TaskEnded(task=work.key[0], how=how, message=message))
+        self.place.bus.emit(events.TaskEnded(task=work.key[0], how=how, message=message))
 
     async def withdraw(self, run: str) -> None:
         """Tell the coordinator that this machine has no usable data of its own for a run."""
         try:
             await withdraw(self.place.remote.api, run, SHORT_S)
         except VolunteerError as error:
-            self.place.hub.notice(error.message)
+            self.place.bus.notice(error.message)
 
-    def done(self, work: LeaseInWork, result: QueuedResult | None) -> None:
-        """End a lease whose last result is in the outbox; without `result` it was made before."""
+    def complete(self, work: LeaseInWork, result: QueuedResult | None) -> None:
+        """End a lease whose last result is in the outbox; without `result` an earlier process made
+        it.
+        """
         self.place.store.leases.drop(work.lease)
         if result is not None:
             job, submit = work.lease.job, result.submit
-            self.place.hub.emit(
+            self.place.bus.emit(
                 events.Trained(
                     task=result.task,
                     run=result.run,

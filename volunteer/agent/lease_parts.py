@@ -1,7 +1,7 @@
 """Parts of a lease, and their training.
 
-A lease submits one gradient or update for each of its parts, and pulls the newest weights between
-two parts, at the earliest after `pull_steps` mini-batches:
+A lease submits one gradient or update for each of its parts. Between two parts it pulls the newest
+weights, if at least `pull_steps` mini-batches were trained since the last pull:
 
     pull ── part 0 ── submit ── part 1 ── submit ── pull ── part 2 ── ...
 
@@ -39,9 +39,7 @@ FOLLOW_S = 30.0  # wait before the next try to fetch a newer version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasePlan:
-    """Division of a lease, in steps: a part ends with a submission, a pull fetches the newest
-    version.
-    """
+    """Division of a lease into parts, in steps; each part ends with a submission."""
 
     steps: int
     part_steps: int
@@ -62,7 +60,7 @@ class LeasePlan:
         )
 
     @property
-    def several(self) -> bool:
+    def is_divided(self) -> bool:
         """Return True if the lease may need more than one result, base or try."""
         return self.redo or min(self.part_steps, self.pull_steps) < self.steps
 
@@ -70,19 +68,21 @@ class LeasePlan:
     def parts(self) -> int:
         return max(1, -(-self.steps // max(1, self.part_steps)))
 
-    def first(self, part: int) -> int:
+    def first_step(self, part: int) -> int:
         return part * self.part_steps
 
-    def end(self, part: int) -> int:
+    def end_step(self, part: int) -> int:
         return min(self.steps, (part + 1) * self.part_steps)
 
     def lease_of(self, lease: Lease, part: int) -> Lease:
         """Return the lease of a part: its job and its price."""
-        first, end = self.first(part), self.end(part)
-        if (first, end) == (0, self.steps):
+        first_step, end_step = self.first_step(part), self.end_step(part)
+        if (first_step, end_step) == (0, self.steps):
             return lease
-        price = lease.price_micro * (end - first) // max(1, self.steps)
-        return msgspec.structs.replace(lease, job=part_of(lease.job, first, end), price_micro=price)
+        price = lease.price_micro * (end_step - first_step) // max(1, self.steps)
+        return msgspec.structs.replace(
+            lease, job=part_of(lease.job, first_step, end_step), price_micro=price
+        )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -102,41 +102,41 @@ class PartRunner:
         loop = asyncio.get_running_loop()
         whole, job = work.lease.job, task.files.held.lease.job
 
-        def pass_on(report: TrainingReport) -> None:
+        def post_report(report: TrainingReport) -> None:
             """Pass a report to the loop; runs on the training thread."""
             if not loop.is_closed():
-                loop.call_soon_threadsafe(reported, of_whole(report, whole, job))
+                loop.call_soon_threadsafe(handle_report, whole_report(report, whole, job))
 
-        def reported(report: TrainingReport) -> None:
+        def handle_report(report: TrainingReport) -> None:
             self._announce(work, report, task)
             on_report(report)
 
-        def on_loop(act: Callable[[], None]) -> None:
+        def call_on_loop(act: Callable[[], None]) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(act)
 
         def halved(micro: int) -> None:
             event = events.Halved(task=work.key[0], device=self.device.id, micro_batch=micro)
-            on_loop(partial(self.place.hub.emit, event))
+            call_on_loop(partial(self.place.bus.emit, event))
 
         handle = self.device.trainer.submit(
             TrainingJob(
                 begin=task.begin,
                 finish=task.finish,
                 samples=job.stop - job.start,
-                report=pass_on,
+                report=post_report,
                 halved=halved,
                 save=task.save,
                 save_every_s=self.snapshot_s,
                 meter=self.steps.meter(
-                    job, task.files.manifest.workload_version, self.device.id, on_loop
+                    job, task.files.manifest.workload_version, self.device.id, call_on_loop
                 ),
             )
         )
         work.phase, work.handle = "train", handle
         if work.ended:
             handle.stop(work.message)
-        following = asyncio.ensure_future(self._follow(handle, task))
+        following = asyncio.ensure_future(self._fetch_newer_versions(handle, task))
         try:
             return await asyncio.wrap_future(handle.future)
         finally:
@@ -146,7 +146,7 @@ class PartRunner:
 
     def _announce(self, work: LeaseInWork, report: TrainingReport, task: LocalTask) -> None:
         lease, start = work.lease, work.stored.begun
-        self.place.hub.emit(
+        self.place.bus.emit(
             events.Training(
                 step=report.step,
                 steps=report.steps,
@@ -166,33 +166,33 @@ class PartRunner:
             )
         )
 
-    async def _follow(self, handle: Handle[PartResult], task: LocalTask) -> None:
-        """Fetch newer versions, as heartbeats announce them, for work that can continue on them."""
+    async def _fetch_newer_versions(self, handle: Handle[PartResult], task: LocalTask) -> None:
+        """Fetch each newer version that heartbeats announce, for work that can continue on it."""
         lease, newest = task.files.held.lease, task.files.manifest.version
         if lease.job.kind != "selfplay":
             return
         holds: dict[int, ExitStack] = {}  # files of versions that the work may still need
 
-        def let_go(version: int) -> None:
+        def release(version: int) -> None:
             """Release a version; runs on any thread."""
             if (hold := holds.pop(version, None)) is not None:
                 hold.close()
 
         def swap(work: Work, manifest: VersionManifest, path: Path) -> None:
             task.swap(work, manifest, path)
-            let_go(manifest.version)
+            release(manifest.version)
 
         try:
             while True:
                 change = self.place.life.change()
-                if self._announced(lease.run) <= newest:
+                if self._announced_version(lease.run) <= newest:
                     await change
                     continue
                 change.close()
                 try:
-                    manifest, path, hold = await self.downloads.newer(lease)
+                    manifest, path, hold = await self.downloads.fetch_newest(lease)
                 except VolunteerError as error:
-                    self.place.hub.notice(
+                    self.place.bus.notice(
                         Sentence("version not fetched: {error}", error=error.message), "warning"
                     )
                     await self.place.life.clock.sleep(FOLLOW_S)
@@ -202,26 +202,26 @@ class PartRunner:
                 handle.tell(partial(swap, manifest=manifest, path=path))
         finally:
             for version in list(holds):
-                let_go(version)
+                release(version)
 
-    def _announced(self, run: str) -> int:
+    def _announced_version(self, run: str) -> int:
         """Return the newest version of a run that a heartbeat announced."""
-        return max((b.version for b in self.place.hub.status.beats if b.run == run), default=0)
+        return max((b.version for b in self.place.bus.status.beats if b.run == run), default=0)
 
 
-def part_of(job: Job, first: int, end: int) -> Job:
+def part_of(job: Job, first_step: int, end_step: int) -> Job:
     """Return steps [first, end) of a job as a job with its own seed."""
-    start = job.start + first * job.batch_size
+    start = job.start + first_step * job.batch_size
     return msgspec.structs.replace(
         job,
         start=start,
-        stop=job.stop if end == job.steps else job.start + end * job.batch_size,
-        steps=end - first,
-        seed=seed_from(job.seed, first),
+        stop=job.stop if end_step == job.steps else job.start + end_step * job.batch_size,
+        steps=end_step - first_step,
+        seed=seed_from(job.seed, first_step),
     )
 
 
-def of_whole(report: TrainingReport, whole: Job, part: Job) -> TrainingReport:
+def whole_report(report: TrainingReport, whole: Job, part: Job) -> TrainingReport:
     """Convert a report on a part to one on its whole lease."""
     if (part.start, part.stop) == (whole.start, whole.stop):
         return report

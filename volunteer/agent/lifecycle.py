@@ -1,6 +1,5 @@
-"""Lifecycle of a running agent: finishing, closing, failed, and the signal that its loops wait for.
-
-Everything here runs on the event loop.
+"""Lifecycle of a running agent: whether it is finishing, closing or failed, and the signal of each
+change, for which its loops wait. Only the event loop may call it.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class Lifecycle:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until a condition holds that is checked after each change."""
+        """Wait until `holds()` is true; it is called again after each change."""
         while True:
             change = self.change()
             if holds():

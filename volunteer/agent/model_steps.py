@@ -1,5 +1,5 @@
-"""Measured steps of the runs' own models, from their first tasks on each device, stored until the
-model, the device or the software changes.
+"""Measured optimiser steps of the runs' own models: their time and memory in the first task on each
+device, stored until the model, the device or the software changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ModelSteps:
     """Stores and announces the measured steps, and makes the meters of tasks."""
 
     home: Home
-    hub: EventBus
+    bus: EventBus
     clock: Clock
     settings: Settings
     _torch: str = field(default_factory=lambda: hardware().torch, init=False)
@@ -34,31 +34,37 @@ class ModelSteps:
     def announce(self) -> None:
         """Announce the steps that earlier starts measured."""
         for step in newest(self.home.memory.steps, self.clock.now()):
-            self.hub.emit(events.StepMeasured(step=step, known=True))
+            self.bus.emit(events.StepMeasured(step=step, known=True))
 
-    def known(self, job: Job, version: int, device: str) -> ModelStep | None:
+    def recent_step(self, job: Job, version: int, device: str) -> ModelStep | None:
         """Return the measured step of this model's job on a device; None without a recent one."""
         key = self._key(job, version, device)
         steps = newest(self.home.memory.steps, self.clock.now())
         return next((step for step in steps if step.key == key and step.run == job.run), None)
 
     def meter(
-        self, job: Job, version: int, device: str, pass_on: Callable[[Callable[[], None]], None]
+        self,
+        job: Job,
+        version: int,
+        device: str,
+        call_on_loop: Callable[[Callable[[], None]], None],
     ) -> StepMeter | None:
-        """Return a meter, if a step is to be measured; `pass_on` runs a call on the event loop."""
-        if job.kind not in LEARNS or self.known(job, version, device) is not None:
+        """Return a meter, if a step is to be measured; `call_on_loop` runs a call on the event
+        loop.
+        """
+        if job.kind not in LEARNS or self.recent_step(job, version, device) is not None:
             return None
         key = self._key(job, version, device)
 
-        def tell(measured: StepFigures) -> None:
-            pass_on(lambda: self.keep(step_of(measured, job, device, key, self.clock.now())))
+        def store_figures(figures: StepFigures) -> None:
+            call_on_loop(lambda: self.keep(step_of(figures, job, device, key, self.clock.now())))
 
-        return StepMeter(device, tell)
+        return StepMeter(device, store_figures)
 
     def keep(self, step: ModelStep) -> None:
         """Store a step and announce it."""
         self.home.remember(steps=newest((*self.home.memory.steps, step), self.clock.now()))
-        self.hub.emit(events.StepMeasured(step=step))
+        self.bus.emit(events.StepMeasured(step=step))
 
     def _key(self, job: Job, version: int, device: str) -> str:
         threads = self.settings.threads or self._threads
@@ -66,14 +72,14 @@ class ModelSteps:
         return key_of(job, version, (*on, self._torch))
 
 
-def step_of(measured: StepFigures, job: Job, device: str, key: str, now: float) -> ModelStep:
+def step_of(figures: StepFigures, job: Job, device: str, key: str, now: float) -> ModelStep:
     """Return a measured step with its run and device."""
     return ModelStep(
-        step_s=measured.step_s,
-        steps=measured.steps,
-        peak_bytes=measured.peak_bytes,
-        micro_batch=measured.micro_batch,
-        halved=measured.halved,
+        step_s=figures.step_s,
+        steps=figures.steps,
+        peak_bytes=figures.peak_bytes,
+        micro_batch=figures.micro_batch,
+        halved=figures.halved,
         run=job.run,
         device=device,
         key=key,

@@ -29,13 +29,13 @@ class PauseReason:
 
 
 class PauseBoard:
-    """Reasons for pauses by device; `watch` connects a trainer, which follows at once."""
+    """Reasons for pauses by device. A trainer passed to `watch` is paused and resumed by them."""
 
     def __init__(
-        self, life: Lifecycle, hub: EventBus, logins: Callable[[], float] = newest_login
+        self, life: Lifecycle, bus: EventBus, logins: Callable[[], float] = newest_login
     ) -> None:
         self._life = life
-        self._hub = hub
+        self._bus = bus
         self._logins = logins
         self._reasons: dict[str, dict[str, PauseReason]] = {}  # device ("" = all) -> by -> reason
         self._trainers: dict[str, Trainer] = {}
@@ -69,7 +69,7 @@ class PauseBoard:
             login=self._logins() if ends_at == NEXT_LOGIN else 0.0,
         )
         self._apply()
-        self._hub.emit(events.Paused(device=device, by=by, message=message, until=until))
+        self._bus.emit(events.Paused(device=device, by=by, message=message, until=until))
 
     def resume(self, device: str = "", *, by: str, finishing: bool = False) -> bool:
         """Remove a reason from a device (all, without a name); work continues when none is left.
@@ -78,13 +78,15 @@ class PauseBoard:
         """
         names = list(self._reasons) if not device else [device]
         removed = [self._reasons.get(name, {}).pop(by, None) for name in names]
-        was = any(removed)
+        was_paused = any(removed)
         self._apply()
-        left = self.paused(device)
-        message = _still(left, by if was or not finishing else "") if left else ""
-        if was or finishing or left is None:
-            self._hub.emit(events.Resumed(device=device, by=by, message=message))
-        return was
+        remaining = self.paused(device)
+        message = (
+            _still_paused(remaining, by if was_paused or not finishing else "") if remaining else ""
+        )
+        if was_paused or finishing or remaining is None:
+            self._bus.emit(events.Resumed(device=device, by=by, message=message))
+        return was_paused
 
     async def keep_time(self) -> None:
         """End each pause at its time, even after the machine slept past it, or when a person logs
@@ -97,7 +99,7 @@ class PauseBoard:
                     if self._is_over(reason, clock.now()):
                         del by_reason[reason.by]
                         self._apply()
-                        self._hub.emit(events.Resumed(device=device, by=reason.by, by_time=True))
+                        self._bus.emit(events.Resumed(device=device, by=reason.by, by_time=True))
             await clock.sleep(TIME_S)
 
     def _is_over(self, reason: PauseReason, now: float) -> bool:
@@ -106,7 +108,7 @@ class PauseBoard:
         return 0.0 < reason.ends_at <= now
 
     def paused(self, device: str) -> PauseReason | None:
-        """Return a reason why a device is paused, if any; "" means all devices at once."""
+        """Return a reason why a device is paused, if any; for "" one that pauses all devices."""
         for name in ("", device):
             for reason in self._reasons.get(name, {}).values():
                 return reason
@@ -131,14 +133,14 @@ class PauseBoard:
         self._life.notify()
 
 
-def _still(left: PauseReason, by: str) -> Sentence:
+def _still_paused(remaining: PauseReason, by: str) -> Sentence:
     """Return the sentence for a device that stays paused although one pause (or `finish`) ended."""
-    still, why = Sentence(left.by), left.message
+    pauser, why = Sentence(remaining.by), remaining.message
     if not by:
-        return Sentence("no longer finishing, but paused by {still}: {why}", still=still, why=why)
+        return Sentence("no longer finishing, but paused by {still}: {why}", pauser=pauser, why=why)
     return Sentence(
         "no longer paused by {by}, still by {still}: {why}",
         by=Sentence(by),
-        still=still,
+        pauser=pauser,
         why=why,
     )

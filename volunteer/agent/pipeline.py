@@ -1,9 +1,9 @@
 """Pipeline of a lease from its files to the outbox: fetch the data, bind the base version, fetch
 its weights, train, encode. A lease may have several parts.
 
-If the run merges one version at a time, each part waits for its verdict; a part that came too late
-is recomputed from the newest version with the same samples. The coordinator names the next part
-after a restart, and the outbox holds the finished ones.
+If the plan of the run recomputes late parts (`redo`), each part waits for its verdict; a late one
+is computed again from the newest version with the same samples. After a restart the coordinator
+names the next part, and the outbox holds the finished ones.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.verdict_news import Verdicts
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult
-from volunteer.training.background_thread import Aside
+from volunteer.training.background_thread import BackgroundThread
 from volunteer.training.job import Finished, Interrupted, TrainingReport
-from volunteer.training.local_task import LocalTask, Place, TaskFiles
+from volunteer.training.local_task import LocalTask, PartPosition, TaskFiles
 
 AHEAD = 2  # while so many parts of a lease wait to be submitted, its next part is not begun
 
 
 @dataclass(eq=False, kw_only=True)
 class Pipeline:
-    """Runs tasks on one device. `files` makes the files of a part on a base."""
+    """Runs the tasks of one device. `files` collects the files of a part."""
 
     downloads: Downloads
     bases: BaseVersions
     parts: PartRunner
-    encoder: Aside
+    encoder: BackgroundThread
     outbox: Outbox
     verdicts: Verdicts
     life: Lifecycle
@@ -49,7 +49,8 @@ class Pipeline:
     async def run(
         self, work: LeaseInWork, on_report: Callable[[TrainingReport], None]
     ) -> Finished[QueuedResult] | Interrupted | None:
-        """Do all wanted parts; return None if an earlier process did them all.
+        """Train all parts of a lease and return the last result; None if an earlier process trained
+        them all.
 
         Raises Gone when the lease is lost, InvalidFrame and other errors when it cannot be done.
         """
@@ -59,7 +60,7 @@ class Pipeline:
             lease_run = _LeaseRun(self, work, data, on_report)
             stack.callback(lease_run.close)
             await lease_run.begin()
-            return await lease_run.parts()
+            return await lease_run.run_parts()
 
     def close(self) -> None:
         """End the encoder; the pipeline must not be used afterwards."""
@@ -77,78 +78,80 @@ class _LeaseRun:
         on_report: Callable[[TrainingReport], None],
     ) -> None:
         self._pipeline = pipeline
-        self._held = work
+        self._work = work
         self._data = data
         self._on_report = on_report
         self._plan = LeasePlan.of(work.lease)
         self._base: BaseVersion
         self._pulled_at = 0  # step at which the base was bound
-        self._grip = ExitStack()  # protects the base's weights from eviction
+        self._weights_hold = ExitStack()  # protects the base's weights from eviction
 
     def close(self) -> None:
         """Release the weights."""
-        self._grip.close()
+        self._weights_hold.close()
 
     async def begin(self) -> None:
         """Bind the first base."""
         if self._plan.redo:
-            await self._pipeline.life.until(lambda: not self._waiting())
-        base = await self._pipeline.bases.bind(self._held, self._grip)
+            await self._pipeline.life.until(lambda: not self._waiting_results())
+        base = await self._pipeline.bases.bind(self._work, self._weights_hold)
         assert base is not None
         dataset = self._data.manifest
-        self._pipeline.downloads.check_data(base.manifest, self._held.lease, dataset)
+        self._pipeline.downloads.check_data(base.manifest, self._work.lease, dataset)
         self._base = base
 
-    async def parts(self) -> Finished[QueuedResult] | Interrupted | None:
-        """Do part after part; return the last."""
-        plan, lease, pipeline = self._plan, self._held.lease, self._pipeline
-        part, tries = self._first(self._base.begun)
+    async def run_parts(self) -> Finished[QueuedResult] | Interrupted | None:
+        """Train part after part; return the result of the last."""
+        plan, lease, pipeline = self._plan, self._work.lease, self._pipeline
+        part, tries = self._first_part(self._base.begun)
         last: Finished[QueuedResult] | None = None
-        self._pulled_at = plan.first(part)
+        self._pulled_at = plan.first_step(part)
         while part < plan.parts:
-            await pipeline.life.until(self._room)
-            if plan.first(part) - self._pulled_at >= plan.pull_steps > 0:
-                await self._pull(plan.first(part))
-            place = Place(part=part, tries=tries, last=part + 1 == plan.parts)
+            await pipeline.life.until(self._has_room)
+            if plan.first_step(part) - self._pulled_at >= plan.pull_steps > 0:
+                await self._pull(plan.first_step(part))
+            place = PartPosition(part=part, tries=tries, last=part + 1 == plan.parts)
             name = f"{lease.task}-{lease.attempt}-{part}-{tries}"
             answer = pipeline.verdicts.expect(name) if plan.redo else None
-            outcome = await self._part(place)
+            outcome = await self._run_part(place)
             if isinstance(outcome, Interrupted):
                 return outcome
             last = outcome
             if answer is not None and (await answer).redo:
-                await self._pull(plan.first(part))
+                await self._pull(plan.first_step(part))
                 tries += 1
                 continue
             part, tries = part + 1, 0
         return last
 
-    def _first(self, start: BeginReply) -> tuple[int, int]:
-        """Return part and try to begin with: the coordinator's, or those after the outbox's."""
-        done = [e.submit.part for e in self._pipeline.outbox.entries() if self._ours(e)]
+    def _first_part(self, start: BeginReply) -> tuple[int, int]:
+        """Return the part and the try to begin with: those that the coordinator names, or the part
+        after the last one in the outbox.
+        """
+        done = [e.submit.part for e in self._pipeline.outbox.entries() if self._is_own(e)]
         after = max(done, default=-1) + 1
         return (start.part, start.tries) if start.part >= after else (after, 0)
 
-    def _ours(self, entry: QueuedResult) -> bool:
-        return (entry.task, entry.submit.attempt) == self._held.key
+    def _is_own(self, entry: QueuedResult) -> bool:
+        return (entry.task, entry.submit.attempt) == self._work.key
 
-    def _waiting(self) -> int:
-        return sum(map(self._ours, self._pipeline.outbox.entries()))
+    def _waiting_results(self) -> int:
+        return sum(map(self._is_own, self._pipeline.outbox.entries()))
 
-    def _room(self) -> bool:
+    def _has_room(self) -> bool:
         """Return True if the outbox may hold one more result of this lease."""
-        waiting = self._waiting()
+        waiting = self._waiting_results()
         return not waiting or (waiting < AHEAD and not self._pipeline.outbox.full)
 
-    async def _part(self, place: Place) -> Finished[QueuedResult] | Interrupted:
+    async def _run_part(self, place: PartPosition) -> Finished[QueuedResult] | Interrupted:
         """Train and encode one part, on one base."""
-        work, plan, pipeline = self._held, self._plan, self._pipeline
+        work, plan, pipeline = self._work, self._plan, self._pipeline
         if work.ended:
             raise asyncio.CancelledError
         lease = plan.lease_of(work.lease, place.part)
         part_lease = msgspec.structs.replace(work.stored, lease=lease)
         task = LocalTask(pipeline.files(part_lease, self._base, self._data), place)
-        work.steps_before = plan.first(place.part)
+        work.steps_before = plan.first_step(place.part)
         try:
             outcome = await pipeline.parts.run(work, task, self._on_report)
             if isinstance(outcome, Interrupted):
@@ -164,15 +167,15 @@ class _LeaseRun:
 
     async def _pull(self, at: int) -> None:
         """Continue on the newest version, if it is not already loaded."""
-        if self._held.ended:
+        if self._work.ended:
             raise asyncio.CancelledError
         self._pulled_at = at
-        grip = ExitStack()
+        weights_hold = ExitStack()
         try:
-            newer = await self._pipeline.bases.bind(self._held, grip, self._base.manifest)
+            newer = await self._pipeline.bases.bind(self._work, weights_hold, self._base.manifest)
         except BaseException:
-            grip.close()
+            weights_hold.close()
             raise
         if newer is not None:
-            self._grip.close()
-            self._grip, self._base = grip, newer
+            self._weights_hold.close()
+            self._weights_hold, self._base = weights_hold, newer

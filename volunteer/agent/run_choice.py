@@ -46,7 +46,7 @@ class RunChoice:
         self._chosen = runs
         self._place.life.notify()
 
-    def obey(self, rules: WorkRules) -> None:
+    def change_rules(self, rules: WorkRules) -> None:
         """Claim the kinds of tasks that these rules name, from the next task on."""
         self._rules = rules
         self._place.life.notify()
@@ -59,24 +59,30 @@ class RunChoice:
         runs = tuple(run for run in agreed if not self._chosen or run in self._chosen)
         return runs or None
 
-    def wanted(self, device: str) -> WantedWork | None:
+    def wanted_work(self, device: str) -> WantedWork | None:
         """Return the work that a device may claim; None for none."""
         runs, kinds = self.runs(), self._rules.kinds(device)
         if runs is None:
             return None
-        short = {shortage.run: shortage for shortage in self._short_of(device)}
+        short = {shortage.run: shortage for shortage in self._shortages_of(device)}
         if not short:
             return WantedWork(runs, kinds)
-        listed = self._place.hub.status.runs
+        listed = self._place.bus.status.runs
         open_ = tuple(info.name for info in listed if info.state not in ENDED)
         candidates = runs or (open_ if listed else tuple(short))
-        left = tuple(run for run in candidates if run not in short)
-        met = next((shortage for run, shortage in short.items() if run in candidates), None)
-        return WantedWork(left, kinds, "" if left or met is None else shortage_words(met))
+        candidates_left = tuple(run for run in candidates if run not in short)
+        shortage_met = next(
+            (shortage for run, shortage in short.items() if run in candidates), None
+        )
+        return WantedWork(
+            candidates_left,
+            kinds,
+            "" if candidates_left or shortage_met is None else shortage_words(shortage_met),
+        )
 
-    def _short_of(self, device: str) -> list[Shortage]:
+    def _shortages_of(self, device: str) -> list[Shortage]:
         """Return the known shortages of a device that still hold."""
-        status, now = self._place.hub.status, self._place.life.clock.now()
+        status, now = self._place.bus.status, self._place.life.clock.now()
         return [
             shortage
             for shortage in status.shortages
@@ -90,13 +96,13 @@ class RunChoice:
         torch = hardware().torch
         for shortage in self._place.store.home.memory.shortages:
             if shortage.torch == torch:
-                self._place.hub.emit(events.ShortOfMemory(shortage=shortage, known=True))
+                self._place.bus.emit(events.ShortOfMemory(shortage=shortage, known=True))
 
     def does_not_fit(self, run: str, device: str, needed_bytes: int) -> None:
-        """Stop claiming a run's tasks on a device, after one ran out of memory, until something
-        changes.
+        """Store that a run's task ran out of memory on a device: no more of them are claimed there
+        until the model, the memory or torch changes.
         """
-        status = self._place.hub.status
+        status = self._place.bus.status
         shortage = Shortage(
             run=run,
             device=device,
@@ -110,7 +116,7 @@ class RunChoice:
         self._place.store.home.remember(
             shortages=with_new(self._place.store.home.memory.shortages, shortage)
         )
-        self._place.hub.emit(events.ShortOfMemory(shortage=shortage))
+        self._place.bus.emit(events.ShortOfMemory(shortage=shortage))
 
     async def consent(self, run: str) -> None:
         """Consent to a run's licence. Raises NotFound, Unreachable."""
@@ -120,30 +126,30 @@ class RunChoice:
             self._place.store.home.remember(consents=(*memory.consents, run))
         self._place.life.notify()
 
-    async def agree(self, run: str) -> None:
-        """Record the consent given while joining to a run of this coordinator, and announce its
-        terms.
+    async def consent_by_joining(self, run: str) -> None:
+        """Send and store the consent to a run, which joining the coordinator implies; announce the
+        run's terms. Nothing happens if it is stored already.
         """
         if run in self._place.store.home.memory.consents:
             return
-        info = next((r for r in self._place.hub.status.runs if r.name == run), None)
+        info = next((r for r in self._place.bus.status.runs if r.name == run), None)
         if info is None:
             info = await self._place.remote.api.query(endpoints.RUN, run=run)
         await self._place.remote.api.call(endpoints.CONSENT, {"run": run})
         self._place.store.home.remember(consents=(*self._place.store.home.memory.consents, run))
-        samples = self._place.hub.status.own_samples.get(run, 0)
-        self._place.hub.notice(_terms(run, info, samples))
+        samples = self._place.bus.status.own_samples.get(run, 0)
+        self._place.bus.notice(_terms(run, info, samples))
 
 
-def check_chosen(names_chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
+def check_run_names(names: Sequence[str], runs: Sequence[RunInfo]) -> None:
     """Check chosen runs. Raises BadRequest, with a list, if one is unknown or all have ended."""
-    if not names_chosen:
+    if not names:
         return
     by_name = {run.name: run for run in runs}
-    for name in names_chosen:
+    for name in names:
         if name not in by_name:
             near = nearest(name, by_name)
-            listed = _listed(runs)
+            listed = _run_list(runs)
             if near:
                 raise BadRequest(
                     Sentence(
@@ -156,20 +162,20 @@ def check_chosen(names_chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
             raise BadRequest(
                 Sentence('there is no run "{name}" here; {listed}', name=name, listed=listed)
             )
-    if all(by_name[name].state in ENDED for name in names_chosen):
-        names = " and ".join(f'"{name}"' for name in names_chosen)
+    if all(by_name[name].state in ENDED for name in names):
+        names = " and ".join(f'"{name}"' for name in names)
         raise BadRequest(
             plural(
                 "{names} has ended: nothing is left to do; {listed}",
                 "{names} have ended: nothing is left to do; {listed}",
-                len(names_chosen),
+                len(names),
                 names=names,
-                listed=_listed(runs),
+                listed=_run_list(runs),
             )
         )
 
 
-def _listed(runs: Sequence[RunInfo]) -> str:
+def _run_list(runs: Sequence[RunInfo]) -> str:
     if not runs:
         return Sentence("the coordinator has no run yet")
     listed_runs = [

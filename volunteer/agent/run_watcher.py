@@ -1,4 +1,4 @@
-"""Watcher of runs, versions, losses and credits for display; training does not depend on it."""
+"""Watcher of runs, versions, losses and credits, for screens; training does not depend on it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def merging_words(beat: RunBeat) -> str:
     )
 
 
-def _clean(announcement: Announcement) -> Announcement:
+def _printable(announcement: Announcement) -> Announcement:
     """Return an announcement with only printable characters."""
     return msgspec.structs.replace(
         announcement,
@@ -73,9 +73,8 @@ def _clean(announcement: Announcement) -> Announcement:
 
 @dataclass(eq=False, kw_only=True)
 class RunWatcher:
-    """Polls the coordinator for facts that screens show and training does not need.
-
-    Heartbeats report changes; the loop requests the details.
+    """Announces facts that screens show and training does not need: heartbeats report that they
+    changed, and the loop requests the details.
     """
 
     place: Workplace
@@ -93,13 +92,13 @@ class RunWatcher:
     _listed_at: float = field(default=float("-inf"), init=False)  # by the monotonic clock
 
     def notice(self, message: str, level: str = "info") -> None:
-        """Show a sentence to the owner."""
-        self.place.hub.notice(message, level)
+        """Announce a sentence to the owner."""
+        self.place.bus.notice(message, level)
 
-    def heard(self, reply: HeartbeatReply) -> None:
+    def apply_heartbeat(self, reply: HeartbeatReply) -> None:
         """Announce the content of a heartbeat reply: verdicts, runs, the balance."""
         self.verdicts.apply(reply.news, me=reply.me, until=reply.news_until)
-        self._heard_of_runs(reply.runs)
+        self._apply_beats(reply.runs)
         self._announced = reply.announcements
         self._announce()
         balance = (reply.earned_micro, reply.pending_micro)
@@ -119,24 +118,26 @@ class RunWatcher:
         """Announce the unread announcements, when they have changed."""
         read = set(self.place.store.home.memory.read)
         unread = tuple(
-            _clean(announcement) for announcement in self._announced if announcement.id not in read
+            _printable(announcement)
+            for announcement in self._announced
+            if announcement.id not in read
         )
-        if unread != self.place.hub.status.announcements:
-            self.place.hub.emit(events.Announced(announcements=unread))
+        if unread != self.place.bus.status.announcements:
+            self.place.bus.emit(events.Announced(announcements=unread))
 
-    def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
+    def _apply_beats(self, beats: tuple[RunBeat, ...]) -> None:
         names = frozenset(beat.run for beat in beats)
         if names != self._open:
             self._due_listing = True  # a run is new (perhaps beyond the followed ones) or has ended
         self._open = names
         for reported in beats[:FOLLOWED_MAX]:
-            standstill = lasting(reported.standstill, reported.run, self.place.hub.status)
+            standstill = lasting(reported.standstill, reported.run, self.place.bus.status)
             beat = msgspec.structs.replace(reported, standstill=standstill)
             before = self._beats.get(beat.run)
             if before == beat:
                 continue
             self._beats[beat.run] = beat
-            self.place.hub.emit(events.RunProgress(beat=beat, message=merging_words(beat)))
+            self.place.bus.emit(events.RunProgress(beat=beat, message=merging_words(beat)))
             self._announce_standstill(beat, None if before is None else before.standstill)
             if before is None or before.version < beat.version:
                 self.place.life.notify()
@@ -176,9 +177,9 @@ class RunWatcher:
             while self._due_runs:
                 await self._try(self._request_versions(self._due_runs.pop()))
             await self.place.life.clock.sleep(GAP_S)
-            await self.place.life.unless(self._due.is_set, self._rest())
+            await self.place.life.unless(self._due.is_set, self._wait_for_news())
 
-    async def _rest(self) -> None:
+    async def _wait_for_news(self) -> None:
         """Wait for news, or until the list of runs is too old."""
         left_s = max(0.0, LISTING_S - self._listing_age_s())
         timer = asyncio.ensure_future(self.place.life.clock.sleep(left_s))
@@ -206,7 +207,7 @@ class RunWatcher:
         if shown_name is not None:
             await self._show_name(shown_name)
         me = await self.place.remote.api.query(endpoints.ME)
-        self.place.hub.emit(events.Credits(me=me))
+        self.place.bus.emit(events.Credits(me=me))
 
     async def _show_name(self, public: bool) -> None:
         """Send the setting `public` of the nickname; retried with the next listing."""
@@ -214,7 +215,7 @@ class RunWatcher:
             request = VisibilityRequest(public=public)
             await self.place.remote.api.call(endpoints.VISIBILITY, body=request, patience_s=ASK_S)
         except NotFound:
-            self.place.hub.notice(
+            self.place.bus.notice(
                 Sentence(
                     "this coordinator cannot change who sees your nickname: ask its organiser"
                 ),
@@ -225,7 +226,7 @@ class RunWatcher:
 
     async def _request_runs(self) -> None:
         runs = await self.place.remote.api.query(endpoints.RUNS)
-        self.place.hub.emit(events.RunsListed(runs=runs))
+        self.place.bus.emit(events.RunsListed(runs=runs))
         self.place.life.notify()  # a claim that names its runs may name a new one
 
     async def _request_versions(self, run: str) -> None:
@@ -234,13 +235,13 @@ class RunWatcher:
         cursor = "" if after is None else str(after)
         rows = await self.place.remote.api.query(endpoints.VERSIONS, run=run, cursor=cursor)
         pictures = await self._pictures(rows, first=after is None)
-        listed = self.place.hub.status.runs
+        listed = self.place.bus.status.runs
         measure: Measure = next((info.measure for info in listed if info.name == run), "loss")
         for row in rows:
             if row.loss is None or (after is not None and row.version <= after):
                 continue
             self._measured[run] = max(row.version, self._measured.get(run, 0))
-            self.place.hub.emit(
+            self.place.bus.emit(
                 events.LossMeasured(
                     version=row.version,
                     loss=row.loss,
@@ -256,9 +257,7 @@ class RunWatcher:
     async def _pictures(
         self, rows: tuple[VersionInfo, ...], *, first: bool
     ) -> dict[int, events.Picture]:
-        """Return the newest version's picture, the first time also the oldest's, as far as
-        available.
-        """
+        """Return thumbnails by version: the newest picture, the `first` time the oldest too."""
         drawn = [(row.version, row.picture) for row in rows if row.picture is not None]
         pictures = {}
         for version, ref in {**dict(drawn[:1] if first else ()), **dict(drawn[-1:])}.items():
@@ -281,7 +280,9 @@ SIDE = 72  # longer side in pixels
 
 
 def thumbnail(path: Path) -> Picture:
-    """Return a PNG's upper left part, at most 72 x 72 pixels. Raises BadRequest if unreadable."""
+    """Return the upper left part of a PNG, shrunk to at most 72 x 72 pixels. Raises BadRequest if
+    it is unreadable.
+    """
     from shared.workloads.data.image_files import read_png
     from shared.workloads.data.resize import corner, shrunk
 
@@ -294,14 +295,16 @@ def thumbnail(path: Path) -> Picture:
 TRAFFIC_S = 10.0
 
 
-async def keep_counting(transfers: Transfers, client: Client, hub: EventBus, clock: Clock) -> None:
+async def announce_traffic(
+    transfers: Transfers, client: Client, bus: EventBus, clock: Clock
+) -> None:
     """Emit the counts when they have changed, until cancelled."""
     sent = (0, 0)
     while True:
         now = (client.sent_bytes, client.received_bytes)
         if now != sent:
             sent = now
-            hub.emit(
+            bus.emit(
                 events.Traffic(
                     sent_bytes=now[0],
                     received_bytes=now[1],

@@ -31,8 +31,8 @@ from volunteer.control import events
 from volunteer.net.retry import is_temporary
 from volunteer.storage.outbox import QueuedResult
 
-# Answers for which a result is dropped, each only from the coordinator itself and about this task.
-# Every other answer, or none, keeps the result, which is submitted again.
+# Errors for which a result is dropped: they come from the coordinator itself and concern this task.
+# After any other error, or no answer, the result is kept and submitted again.
 REFUSALS: dict[type[VolunteerError], str] = {
     Cancelled: "the run has ended, or the task was cancelled",
     Gone: "another volunteer holds the task now",
@@ -43,8 +43,8 @@ REFUSALS: dict[type[VolunteerError], str] = {
     TooLarge: "the result is larger than its task grants",
     Forbidden: "this account may not submit it",
 }
-ONE_S = 120.0  # longest time for one result while others wait
-ODD_S = 60.0  # wait before the next try after an unexpected reply
+ONE_S = 120.0  # longest time of retries for one result while others wait
+UNEXPECTED_S = 60.0  # wait before the next try after an unexpected reply
 EVENT_S = 0.25
 
 
@@ -93,12 +93,12 @@ class Submitter:
             reply = await life.unless(lambda: self._gives_way(entry), retries)
         except FATAL as error:
             life.give_up(error)
-            await life.clock.sleep(ODD_S)
+            await life.clock.sleep(UNEXPECTED_S)
         except VolunteerError as error:
             if is_temporary(error):
                 return  # the result stays and is tried again
             if type(error) not in REFUSALS:
-                self.place.hub.notice(
+                self.place.bus.notice(
                     Sentence(
                         "task {task} could not be submitted yet: {error}",
                         task=entry.task,
@@ -106,12 +106,12 @@ class Submitter:
                     ),
                     "warning",
                 )
-                await life.sleep(ODD_S, unless=lambda: self._gives_way(entry))
+                await life.sleep(UNEXPECTED_S, unless=lambda: self._gives_way(entry))
                 return
-            self._refused(entry, error)
+            self._drop_refused(entry, error)
         else:
             if reply is not None:
-                self._answered(entry, reply)
+                self._apply_reply(entry, reply)
 
     async def _try(self, entry: QueuedResult) -> SubmitReply:
         """Send one result once, and count a failure."""
@@ -151,14 +151,14 @@ class Submitter:
         except OffsetMismatch as error:  # the server has lost the bytes
             raise Unreachable(Sentence("the upload continues at another offset")) from error
 
-    def _answered(self, entry: QueuedResult, reply: SubmitReply) -> None:
+    def _apply_reply(self, entry: QueuedResult, reply: SubmitReply) -> None:
         verdict, home = reply.verdict(), self.place.store.home
         refused = verdict.state == "rejected" and not verdict.redo
         last = entry.last and (refused or verdict.state != "rejected")
         if last:
             home.remember(tasks=home.memory.tasks + 1)
             self.place.held.submitted += 1
-        self.place.hub.emit(
+        self.place.bus.emit(
             events.Submitted(
                 task=entry.task,
                 contribution=verdict.contribution,
@@ -170,40 +170,40 @@ class Submitter:
         self._drop(entry)
         if refused:
             message = printable(verdict.message)
-            done = self._end(entry, "gone", message)
+            done = self._end_lease(entry, "gone", message)
             if done and not entry.last:
                 self._announce_loss(entry, "gone", message)
-        self.verdicts.answered(entry.name, verdict)
+        self.verdicts.resolve(entry.name, verdict)
 
-    def _refused(self, entry: QueuedResult, error: VolunteerError) -> None:
+    def _drop_refused(self, entry: QueuedResult, error: VolunteerError) -> None:
         """Drop a result that was refused for good (`REFUSALS`), and its lease."""
         how = "refused"
         if isinstance(error, Gone):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
         self._drop(entry)
-        if self._end(entry, how, error.message):
+        if self._end_lease(entry, how, error.message):
             self._announce_loss(entry, how, error.message)
-        self.verdicts.answered(entry.name, error)
+        self.verdicts.resolve(entry.name, error)
 
-    def _end(self, entry: QueuedResult, how: str, message: str) -> bool:
+    def _end_lease(self, entry: QueuedResult, how: str, message: str) -> bool:
         """Drop the waiting results of an unwanted lease, and end its work.
 
         Return True if the lease was completely done here; otherwise its device loop announces the
         end.
         """
-        later = self._same_lease(entry)
-        for other in later:
-            self._drop(other)
+        later_results = self._same_lease(entry)
+        for result in later_results:
+            self._drop(result)
         held = self.place.held.get((entry.task, entry.submit.attempt))
         if held is not None:
             held.end("cancelled" if how == "cancelled" else "gone", message)
             return False
-        return any(each.last for each in (entry, *later))
+        return any(result.last for result in (entry, *later_results))
 
     def _announce_loss(self, entry: QueuedResult, how: str, message: str) -> None:
         """Announce that the work of a lease is lost."""
-        self.place.held.lost((entry.task, entry.submit.attempt))
-        self.place.hub.emit(events.TaskEnded(task=entry.task, how=how, message=message))
+        self.place.held.uncount((entry.task, entry.submit.attempt))
+        self.place.bus.emit(events.TaskEnded(task=entry.task, how=how, message=message))
 
     def _drop(self, entry: QueuedResult) -> None:
         self.place.store.outbox.drop(entry)
@@ -215,6 +215,6 @@ class Submitter:
         now, total = self.place.life.clock.monotonic(), entry.submit.size
         if now - self._progress_at >= EVENT_S or done >= total:
             self._progress_at = now
-            self.place.hub.emit(
+            self.place.bus.emit(
                 events.Uploading(task=entry.task, done_bytes=done, total_bytes=total)
             )

@@ -1,8 +1,8 @@
 """Supervision of the agent's parallel loops, and their orderly end.
 
-Tasks that need only seconds more are finished at the end, the others released or saved, and
-results submitted, each within a time limit. A loop that ends by itself is a fault and is reported.
-After a vital one the volunteer ends too: without heartbeats it would only seem to work.
+At the end, tasks that need only seconds more are finished, the others are released or saved, and
+results are submitted, each within a time limit. A loop that ends by itself is a fault and is
+reported; if it is a vital one, the volunteer ends: without heartbeats its work would be lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Loop:
     vital: bool = True
 
 
-def broken(part: str, error: BaseException | None = None) -> Internal:
+def fault_of(part: str, error: BaseException | None = None) -> Internal:
     """Return the error for a fault of this program; its traceback goes to the log."""
     log.error("%s failed", part, exc_info=error)
     why = Sentence("it ended by itself") if error is None else f"{type(error).__name__}: {error}"
@@ -52,8 +52,8 @@ class Supervisor:
         """Run until all devices have ended or the agent ends; `loops` run until the last
         submission.
         """
-        background = [asyncio.create_task(self._keep(loop, ends=False)) for loop in loops]
-        work = [asyncio.create_task(self._keep(device, ends=True)) for device in devices]
+        background = [asyncio.create_task(self._run_loop(loop, ends=False)) for loop in loops]
+        work = [asyncio.create_task(self._run_loop(device, ends=True)) for device in devices]
         try:
             await self._until_over(work)
             await _cancel(work)
@@ -61,21 +61,21 @@ class Supervisor:
         finally:
             await _cancel([*work, *background])
 
-    async def _keep(self, loop: Loop, *, ends: bool) -> None:
+    async def _run_loop(self, loop: Loop, *, ends: bool) -> None:
         """Run a loop; if it fails or ends early, a vital one ends the volunteer, others warn."""
         try:
             await loop.work
             if ends:
                 return
-            error: VolunteerError = broken(loop.name)
+            error: VolunteerError = fault_of(loop.name)
         except VolunteerError as volunteer_error:
             error = volunteer_error
-        except Exception as unknown:
-            error = broken(loop.name, unknown)
+        except Exception as bug:
+            error = fault_of(loop.name, bug)
         if loop.vital:
             self.place.life.give_up(error)
         else:
-            self.place.hub.notice(error.message, "warning")
+            self.place.bus.notice(error.message, "warning")
 
     async def _until_over(self, work: list[asyncio.Task[None]]) -> None:
         life = self.place.life
@@ -126,7 +126,7 @@ class Supervisor:
         while len(outbox) and life.fatal is None:
             left = until - life.clock.monotonic()
             if life.closing in ("release", "save") and left <= 0:
-                self.place.hub.notice(
+                self.place.bus.notice(
                     plural(
                         "{n} result is kept and sent at the next start",
                         "{n} results are kept and sent at the next start",

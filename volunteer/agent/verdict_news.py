@@ -20,9 +20,9 @@ from volunteer.storage.outbox import QueuedResult
 class Verdicts:
     """Stores and announces verdicts."""
 
-    def __init__(self, home: Home, hub: EventBus) -> None:
+    def __init__(self, home: Home, bus: EventBus) -> None:
         self._home = home
-        self._hub = hub
+        self._bus = bus
         self._expected: dict[str, asyncio.Future[Verdict]] = {}  # by the name of the result
 
     @property
@@ -42,9 +42,9 @@ class Verdicts:
         """Apply verdicts: after a submission, the verdicts on `result` and the attached `news`;
         without `result`, those of a heartbeat.
 
-        The coordinator may repeat news, so only new verdicts count. `until` is the position of the
-        newest one, `me` the account of the same moment: an event carries both, so that no screen
-        shows one without the other.
+        The coordinator may repeat news, so only new verdicts count. `until` is the number of the
+        newest one. `me` is the account after these verdicts: one event carries both, so that no
+        screen shows one without the other.
         """
         if result is None:
             news, verdicts = verdicts, ()
@@ -62,10 +62,10 @@ class Verdicts:
         )
         if fresh or until > self._home.memory.news_until:
             self._home.remember_verdicts(fresh, until)
-        if me is not None and (fresh or _moved(me, self._hub.status.me)):
-            self._hub.emit(events.Credits(me=me, verdicts=fresh))
+        if me is not None and (fresh or _differs(me, self._bus.status.me)):
+            self._bus.emit(events.Credits(me=me, verdicts=fresh))
         for verdict in fresh:
-            self._hub.emit(events.Judged(verdict=verdict))
+            self._bus.emit(events.Judged(verdict=verdict))
 
     def expect(self, name: str) -> asyncio.Future[Verdict]:
         """Return a future for the verdict on a result that is about to be submitted."""
@@ -74,7 +74,7 @@ class Verdicts:
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         return answer
 
-    def answered(self, name: str, verdict: Verdict | VolunteerError) -> None:
+    def resolve(self, name: str, verdict: Verdict | VolunteerError) -> None:
         """Resolve the future of `expect`."""
         answer = self._expected.pop(name, None)
         if answer is None or answer.done():
@@ -85,8 +85,8 @@ class Verdicts:
             answer.set_result(verdict)
 
 
-def _moved(me: Me, before: Me | None) -> bool:
-    """Return True if an account differs in more than its machines and the time of reading."""
+def _differs(me: Me, before: Me | None) -> bool:
+    """Return True if an account differs in more than its machines and its time `at`."""
     same = (
         before is not None and msgspec.structs.replace(before, workers=me.workers, at=me.at) == me
     )

@@ -20,39 +20,39 @@ class WorkNews:
     at_work: bool = field(default=False, init=False)
     _later: events.Idle | None = field(default=None, init=False)
 
-    def begins(self) -> None:
+    def begin_task(self) -> None:
         """Record that the device begins a task."""
         self.at_work, self._later = True, None
 
-    def ends(self) -> None:
+    def end_task(self) -> None:
         """Record that the device has ended a task; announce why there is no next one, if known."""
         self.at_work = False
         if self._later is not None:
-            self.place.hub.emit(self._later)
+            self.place.bus.emit(self._later)
         self._later = None
 
-    def claims(self) -> None:
+    def announce_claim(self) -> None:
         """Announce that the device claims, unless it works or already shows a reason to idle."""
-        if not self.at_work and not self.place.hub.status.idle:
-            self.idle(
+        if not self.at_work and not self.place.bus.status.idle:
+            self.announce_idle(
                 IdleReason(reason="asking", message=Sentence("asking the coordinator for work"))
             )
 
-    def idle(self, why: IdleReason) -> None:
+    def announce_idle(self, why: IdleReason) -> None:
         """Announce once why there is no work, and the time of the next claim."""
         until = self.place.timing.clock.now() + why.wait_s if why.wait_s else None
-        status = self.place.hub.status
+        status = self.place.bus.status
         unchanged = (status.idle, status.idle_message) == (why.reason, why.message)
         event = events.Idle(reason=why.reason, message=why.message, until=until, repeated=unchanged)
         if self.at_work:
             self._later = event
         elif until is not None or not unchanged:
-            self.place.hub.emit(event)
+            self.place.bus.emit(event)
 
-    def claimed(self, work: LeaseInWork) -> None:
+    def announce_lease(self, work: LeaseInWork) -> None:
         """Announce a lease."""
         lease, job = work.lease, work.lease.job
-        self.place.hub.emit(
+        self.place.bus.emit(
             events.Claimed(
                 task=lease.task,
                 attempt=lease.attempt,
@@ -68,7 +68,7 @@ class WorkNews:
             )
         )
 
-    def failing(self, failures: int, message: str) -> None:
+    def announce_failures(self, failures: int, message: str) -> None:
         """Announce that several tasks in a row failed."""
         text = Sentence(
             "{failures} tasks in a row failed on {device}: {message}",
@@ -76,4 +76,4 @@ class WorkNews:
             device=self.device,
             message=message,
         )
-        self.place.hub.notice(text, "error")
+        self.place.bus.notice(text, "error")

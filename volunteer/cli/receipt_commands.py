@@ -130,7 +130,7 @@ async def _ask(directories: Directories, identity: Identity, book: ReceiptBook) 
     async def ask(api: Any) -> str:
         check = RecordCheck(api, book, identity.public_key, identity.volunteer_id)
         problem = await _fetched(profile, check) or await check.check_all()
-        if problem and (restored := await check.restored()):
+        if problem and (restored := await check.accept_restore()):
             print(restored, file=sys.stderr)
             return await check.check_all()
         return problem

@@ -30,18 +30,18 @@ class Execute(Protocol):
 class Control:
     """Control of one volunteer, made by `Engine` in this process, else by `local_socket.attach`."""
 
-    def __init__(self, hub: EventBus, execute: Execute, *, remote: bool = False) -> None:
+    def __init__(self, bus: EventBus, execute: Execute, *, remote: bool = False) -> None:
         self.remote = remote  # closing the screen does not end a remote volunteer
-        self._hub = hub
+        self._bus = bus
         self._execute = execute
 
     @property
     def status(self) -> Status:
-        return self._hub.status
+        return self._bus.status
 
     def subscribe(self) -> AbstractContextManager[Subscription]:
         """Subscribe to all later events, until the volunteer ends."""
-        return self._hub.subscribe()
+        return self._bus.subscribe()
 
     async def do(self, command: Command[T]) -> T:
         """Execute a command; return its answer. Raises its errors."""

@@ -67,9 +67,9 @@ class ControlServer:
     """Serves one volunteer's control to other processes of the same user."""
 
     def __init__(
-        self, hub: EventBus, execute: Execute, listener: socket.socket | None = None
+        self, bus: EventBus, execute: Execute, listener: socket.socket | None = None
     ) -> None:
-        self._hub = hub
+        self._bus = bus
         self._listener = listener
         self._execute = execute
         self._clients: set[asyncio.Task[None]] = set()
@@ -112,7 +112,7 @@ class ControlServer:
             hello = await asyncio.wait_for(_line(reader, Hello), HELLO_S)
             if hello is None or not hmac.compare_digest(hello.token, self._token):
                 return
-            with self._hub.subscribe() as events:
+            with self._bus.subscribe() as events:
                 await self._talk(reader, writer, events)
         except (ConnectionError, TimeoutError, BadRequest, asyncio.CancelledError):
             pass  # the client left or sent an invalid line, or the server ends
@@ -124,7 +124,7 @@ class ControlServer:
     async def _talk(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, events: Subscription
     ) -> None:
-        await _send(writer, StatusSnapshot(status=self._hub.status))
+        await _send(writer, StatusSnapshot(status=self._bus.status))
         telling = asyncio.create_task(self._tell(writer, events))
         try:
             while (request := await _line(reader, CommandLine)) is not None:
@@ -152,11 +152,11 @@ class RemoteVolunteer:
     """Connection to the volunteer of another process."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hub: EventBus
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bus: EventBus
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self._hub = hub
+        self._bus = bus
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._last = 0
         self._over = False  # True after the connection has ended
@@ -181,7 +181,7 @@ class RemoteVolunteer:
         try:
             while (line := await _line(self._reader, ReplyLine | EventLine)) is not None:
                 if isinstance(line, EventLine):
-                    self._hub.emit(line.event)
+                    self._bus.emit(line.event)
                 elif waiting := self._waiting.pop(line.id, None):
                     if waiting.done():  # the caller was cancelled meanwhile
                         continue
@@ -196,7 +196,7 @@ class RemoteVolunteer:
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(Unreachable(Sentence("the volunteer has ended")))
-            self._hub.close()
+            self._bus.close()
 
 
 @asynccontextmanager
@@ -220,11 +220,11 @@ async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
         first = await asyncio.wait_for(_line(reader, StatusSnapshot), HELLO_S)
         if first is None:
             raise SilentVolunteer(_silent(endpoint))
-        hub = EventBus(clock, first.status)
-        remote = RemoteVolunteer(reader, writer, hub)
+        bus = EventBus(clock, first.status)
+        remote = RemoteVolunteer(reader, writer, bus)
         reading = asyncio.create_task(remote.read())
         try:
-            yield Control(hub, remote.execute, remote=True)
+            yield Control(bus, remote.execute, remote=True)
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)

@@ -43,24 +43,24 @@ class PolicyInputs:
 class PolicyGuard:
     """Applies the policy in a loop: reads facts, decides, pauses or resumes."""
 
-    def __init__(self, rules: WorkRules, watched: PolicyInputs, pausing: Pausing) -> None:
+    def __init__(self, rules: WorkRules, inputs: PolicyInputs, pausing: Pausing) -> None:
         self.rules = rules
         self.decision = Decision()
-        self._watched = watched
+        self._inputs = inputs
         self._pausing = pausing
         self._facts = MachineFacts()
-        self._said: set[str] = set()
+        self._announced: set[str] = set()
 
     async def run(self) -> None:
         """Apply the policy until cancelled."""
         while True:
-            await self._watched.clock.sleep(LOOK_S)
+            await self._inputs.clock.sleep(LOOK_S)
             await self.look()
 
     async def look(self) -> None:
         """Read the facts and act on them."""
-        devices = self._watched.devices()
-        self._facts = await asyncio.to_thread(self._watched.read, self.rules, devices)
+        devices = self._inputs.devices()
+        self._facts = await asyncio.to_thread(self._inputs.read, self.rules, devices)
         self._decide()
 
     def change(self, rules: WorkRules) -> None:
@@ -68,14 +68,14 @@ class PolicyGuard:
         self.rules = rules
         self._decide()
 
-    def go_on(self) -> None:
+    def lift_holds(self) -> None:
         """Lift the holds that a person may lift, until their condition has ended once."""
         before = self.decision
         standing, remaining = lift(before)
         self.decision = msgspec.structs.replace(before, standing=standing)
         for hold in before.holds:
             if hold not in remaining:
-                self._watched.say(
+                self._inputs.say(
                     Sentence(
                         "working although {message}, until {until}",
                         message=hold.message,
@@ -83,7 +83,7 @@ class PolicyGuard:
                     )
                 )
         for hold in remaining:
-            self._watched.say(
+            self._inputs.say(
                 Sentence(
                     "still paused: {message}, until {until}", message=hold.message, until=hold.until
                 )
@@ -92,12 +92,12 @@ class PolicyGuard:
 
     def _decide(self) -> None:
         before = self.decision
-        now = datetime.fromtimestamp(self._watched.clock.now(), tz=UTC).astimezone()
+        now = datetime.fromtimestamp(self._inputs.clock.now(), tz=UTC).astimezone()
         self.decision = decide(
             self.rules,
             self._facts,
             now.replace(tzinfo=None),  # the local wall clock
-            self._watched.devices(),
+            self._inputs.devices(),
             before.standing,
         )
         self._act(before)
@@ -114,11 +114,11 @@ class PolicyGuard:
                 self._pausing.pause(
                     hold.device, by=hold.rule.value, message=hold.message, until=hold.until
                 )
-        self._watched.share(self.decision.shares)
+        self._inputs.share(self.decision.shares)
         for sentence in self.decision.unknown:
-            if sentence not in self._said:
-                self._said.add(sentence)
-                self._watched.say(sentence)
+            if sentence not in self._announced:
+                self._announced.add(sentence)
+                self._inputs.say(sentence)
 
 
 def _key(hold: Hold) -> tuple[str, str]:

@@ -109,8 +109,8 @@ class Sensors:
 class Watch:
     """Reads the sensors every few seconds, and at once when a person looks."""
 
-    def __init__(self, hub: EventBus, clock: Clock, read: Callable[[], tuple[Sensed, ...]]) -> None:
-        self._hub = hub
+    def __init__(self, bus: EventBus, clock: Clock, read: Callable[[], tuple[Sensed, ...]]) -> None:
+        self._bus = bus
         self._clock = clock
         self._read = read
         self._looked = asyncio.Event()
@@ -137,7 +137,7 @@ class Watch:
         for sensed in await asyncio.to_thread(self._read):
             if self._told.get(sensed.device) != sensed:
                 self._told[sensed.device] = sensed
-                self._hub.emit(sensed)
+                self._bus.emit(sensed)
 
     async def _until(self, seconds: float) -> None:
         """Wait, but no longer than until a person looks."""

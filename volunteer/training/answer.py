@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shared.workloads.base import Decoder
     from shared.workloads.generation.batch import NextToken
 
-ONE = 1  # a machine answers one prompt at a time: the decoder's only slot
+SLOTS = 1  # prompts that the decoder answers at the same time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,13 @@ class AnswerModel:
         self._sha256 = ""
         self._decoder: Decoder | None = None
 
-    def made(self, version: AnswerFiles, task: AnswerTask) -> Iterator[NextToken]:
-        """Yield an answer token by token. Raises InvalidFrame for a prompt unfit for the model."""
+    def answer(self, version: AnswerFiles, task: AnswerTask) -> Iterator[NextToken]:
+        """Yield the tokens of an answer. Raises InvalidFrame if the prompt does not suit the
+        model.
+        """
         from shared.workloads.generation.batch import Batch, Sequence
 
-        decoder = self._loaded(version)
+        decoder = self._load(version)
         if any(not 0 <= token < decoder.vocabulary for token in task.prompt):
             raise InvalidFrame(Sentence("the prompt has tokens that this model does not know"))
         if not 0 < task.max_tokens <= decoder.context - len(task.prompt):
@@ -68,14 +70,14 @@ class AnswerModel:
         while len(batch):
             yield from batch.step()
 
-    def _loaded(self, version: AnswerFiles) -> Decoder:
+    def _load(self, version: AnswerFiles) -> Decoder:
         if self._decoder is not None and self._sha256 == version.sha256:
             return self._decoder
         self._decoder = None  # frees the old model first: two may not fit the memory
         workload, config = version.workload, version.config
         weights = torch_tensors(version.weights, workload.schema(config))
         whole = workload.whole(config, weights, version.files)
-        self._decoder = workload.decoder(config, whole, None, ONE, self._device)
+        self._decoder = workload.decoder(config, whole, None, SLOTS, self._device)
         if self._decoder is None:
             raise InvalidFrame(
                 Sentence("runs of the workload {name} answer no prompts", name=workload.name)

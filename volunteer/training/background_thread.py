@@ -14,18 +14,18 @@ from volunteer.machine.priority import LOWEST, lower_thread
 T = TypeVar("T")
 
 
-class Aside:
+class BackgroundThread:
     """One daemon thread for blocking calls.
 
-    The thread does not keep the process alive: a call that never returns is abandoned. `yields`
-    gives it a lower priority than the rest of the process, where threads have priorities.
+    The thread does not keep the process alive: a call that never returns is abandoned.
+    `low_priority` lowers it below the rest of the process, where threads have priorities.
     """
 
-    def __init__(self, name: str, *, yields: bool = False) -> None:
+    def __init__(self, name: str, *, low_priority: bool = False) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
             queue.SimpleQueue()
         )
-        self._yields = yields
+        self._low_priority = low_priority
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
     async def do(self, call: Callable[[], T]) -> T:
@@ -39,7 +39,7 @@ class Aside:
         self._jobs.put(None)
 
     def _main(self) -> None:
-        if self._yields:
+        if self._low_priority:
             lower_thread(LOWEST)
         while (job := self._jobs.get()) is not None:
             call, future = job

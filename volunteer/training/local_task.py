@@ -59,7 +59,7 @@ LEFT_COPIES = 1  # models held by a task that is encoded while the next one trai
 HELDOUT_S = 5.0  # longest measurement of a version on the held-out part of own data
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class PartPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Position of a result in its lease."""
 
     part: int = 0
@@ -100,7 +100,7 @@ class LocalTask:
     without torch.
     """
 
-    def __init__(self, files: TaskFiles, place: Place) -> None:
+    def __init__(self, files: TaskFiles, place: PartPosition) -> None:
         self.files = self._files = files
         self._place = place
         self._schema: Schema = ()

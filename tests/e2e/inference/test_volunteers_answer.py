@@ -191,12 +191,12 @@ async def test_a_machine_that_answers_with_other_words_is_suspended_and_not_paid
 ) -> None:
     from volunteer.training import answer
 
-    real = answer.AnswerModel.made
+    real = answer.AnswerModel.answer
 
     def lies(self: Any, version: Any, task: Any) -> Any:
         yield from real(self, version, msgspec.structs.replace(task, seed=task.seed + 1))
 
-    monkeypatch.setattr(answer.AnswerModel, "made", lies)
+    monkeypatch.setattr(answer.AnswerModel, "answer", lies)
     async with house(tmp_path) as made, machine(tmp_path, made, "Cid"):
         before = await made.balances()
         await ask(made, 100)
@@ -214,13 +214,13 @@ async def test_nine_of_ten_answers_made_up_keep_nothing_and_their_askers_are_pai
 ) -> None:
     from volunteer.training import answer
 
-    real, honest = answer.AnswerModel.made, [True] * 3 + [False] * 9
+    real, honest = answer.AnswerModel.answer, [True] * 3 + [False] * 9
 
     def lies(self: Any, version: Any, task: Any) -> Any:
         seed = task.seed if honest.pop(0) else task.seed + 1
         yield from real(self, version, msgspec.structs.replace(task, seed=seed))
 
-    monkeypatch.setattr(answer.AnswerModel, "made", lies)
+    monkeypatch.setattr(answer.AnswerModel, "answer", lies)
     run = SERVED.replace("[serve]", '[serve]\nwho = "keys"')
     async with house(tmp_path, run) as made, machine(tmp_path, made, "Cid"):
         rolls = [0.0] * 3 + [0.999] * 8 + [0.0]  # the first three are drawn, and the last

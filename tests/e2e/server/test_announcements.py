@@ -76,16 +76,16 @@ async def test_announcements_at_once_are_all_kept_and_few(home: LocalCoordinator
         await of(home).add("one more")
 
 
-def watcher(home: LocalCoordinator, hub: EventBus, kept: Any) -> RunWatcher:
+def watcher(home: LocalCoordinator, bus: EventBus, kept: Any) -> RunWatcher:
     verdicts: Any = SimpleNamespace(apply=lambda news, me, until: None)
-    place = workplace(home.clock, store={"home": kept}, hub=hub)
+    place = workplace(home.clock, store={"home": kept}, bus=bus)
     return RunWatcher(place=place, verdicts=verdicts)
 
 
 async def test_a_volunteer_sees_each_until_it_is_read(
     home: LocalCoordinator, tmp_path: Path
 ) -> None:
-    hub, kept = EventBus(home.clock), Home(tmp_path)
+    bus, kept = EventBus(home.clock), Home(tmp_path)
     one = Announcement(id=1, text="down \x1b[2Jtonight")
     two = Announcement(id=2, text="again", run="tiny")
 
@@ -93,19 +93,19 @@ async def test_a_volunteer_sees_each_until_it_is_read(
         return HeartbeatReply(now=0.0, next_s=30.0, announcements=found)
 
     def shown() -> list[str]:
-        return [announcement_words(each) for each in hub.status.announcements]
+        return [announcement_words(each) for each in bus.status.announcements]
 
-    seen = watcher(home, hub, kept)
-    seen.heard(says(one))
+    seen = watcher(home, bus, kept)
+    seen.apply_heartbeat(says(one))
     assert shown() == ["announcement: down  [2Jtonight"]
-    assert any("announcement: down" in text for text in status_lines(hub.status))
+    assert any("announcement: down" in text for text in status_lines(bus.status))
     seen.read_announcements()
     assert shown() == []
     again = watcher(home, EventBus(home.clock), Home(tmp_path))  # a restart
-    again.heard(says(one, two))
-    assert [each.id for each in again.place.hub.status.announcements] == [2]
+    again.apply_heartbeat(says(one, two))
+    assert [each.id for each in again.place.bus.status.announcements] == [2]
     again.read_announcements()
-    again.heard(says())
+    again.apply_heartbeat(says())
     again.read_announcements()
     assert kept.memory == ProfileState(read=(1,))
     assert Home(tmp_path).memory.read == ()

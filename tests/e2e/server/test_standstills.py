@@ -66,7 +66,7 @@ class Headless:
             notice=self._print,
         )
         judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
-        place = workplace(VirtualClock(), store={"home": memory}, hub=hub)
+        place = workplace(VirtualClock(), store={"home": memory}, bus=hub)
         self._watcher = RunWatcher(place=place, verdicts=judge)
 
     def _print(self, message: object, level: str = "info") -> None:
@@ -74,7 +74,7 @@ class Headless:
 
     def hears(self, beat: RunBeat) -> str:
         """Return the last printed line, with the beat heard."""
-        self._watcher.heard(HeartbeatReply(now=0.0, next_s=30.0, runs=(beat,)))
+        self._watcher.apply_heartbeat(HeartbeatReply(now=0.0, next_s=30.0, runs=(beat,)))
         return self._line
 
 

@@ -50,7 +50,7 @@ async def old(coordinator: Coordinator) -> None:
     await clock.advance(2 * ORPHAN_AGE_S)
 
 
-class Place:
+class PartPosition:
     """Data directories and a clock for coordinators on one store."""
 
     def __init__(self, folder: Path, blobs: str, stack: AsyncExitStack) -> None:
@@ -73,9 +73,9 @@ class Place:
 
 
 @pytest.fixture
-async def place(tmp_path: Path, blobs_url: str) -> AsyncIterator[Place]:
+async def place(tmp_path: Path, blobs_url: str) -> AsyncIterator[PartPosition]:
     async with AsyncExitStack() as stack:
-        yield Place(tmp_path, blobs_url, stack)
+        yield PartPosition(tmp_path, blobs_url, stack)
 
 
 async def filled(coordinator: Coordinator) -> set[str]:
@@ -86,7 +86,7 @@ async def filled(coordinator: Coordinator) -> set[str]:
     return await stored(coordinator.blobs)
 
 
-async def test_an_empty_sqlite_file_is_refused(place: Place, tmp_path: Path) -> None:
+async def test_an_empty_sqlite_file_is_refused(place: PartPosition, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/coordinator.sqlite3"
     before = await filled(await place.server("one", url))
     await place.stack.aclose()
@@ -102,7 +102,7 @@ async def test_an_empty_sqlite_file_is_refused(place: Place, tmp_path: Path) -> 
 
 
 async def test_an_empty_postgresql_database_is_refused_and_stays_empty(
-    place: Place, postgres: Postgres
+    place: PartPosition, postgres: Postgres
 ) -> None:
     one = await place.server("one", await postgres.fresh())
     before = await filled(one)
@@ -115,7 +115,7 @@ async def test_an_empty_postgresql_database_is_refused_and_stays_empty(
 
 
 async def test_a_migrated_empty_database_is_refused_beside_a_store_in_use(
-    place: Place, database_url: str, postgres: Postgres
+    place: PartPosition, database_url: str, postgres: Postgres
 ) -> None:
     one = await place.server("one", await postgres.fresh())
     before = await filled(one)
@@ -126,7 +126,7 @@ async def test_a_migrated_empty_database_is_refused_beside_a_store_in_use(
 
 
 async def test_blobs_without_a_mark_are_refused_to_who_does_not_know_them(
-    place: Place, database_url: str, postgres: Postgres
+    place: PartPosition, database_url: str, postgres: Postgres
 ) -> None:
     one = await place.server("one", await postgres.fresh())
     before = await filled(one)
@@ -140,7 +140,7 @@ async def test_blobs_without_a_mark_are_refused_to_who_does_not_know_them(
     assert await stored(one.blobs) == before
 
 
-async def copied(place: Place, source: Coordinator, url: str, name: str) -> str:
+async def copied(place: PartPosition, source: Coordinator, url: str, name: str) -> str:
     """Copy an SQLite database while it is served."""
     target = place.folder / name
     path = file_of(url)
@@ -152,7 +152,7 @@ async def copied(place: Place, source: Coordinator, url: str, name: str) -> str:
 
 
 async def test_a_copy_of_the_database_deletes_nothing_of_the_first(
-    place: Place, tmp_path: Path
+    place: PartPosition, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/coordinator.sqlite3"
     one = await place.server("one", url)
@@ -180,7 +180,7 @@ async def test_a_copy_of_the_database_deletes_nothing_of_the_first(
 
 
 async def test_a_database_that_lost_transactions_recovers_and_takes_nothing_over(
-    place: Place, tmp_path: Path
+    place: PartPosition, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/coordinator.sqlite3"
     one = await place.server("one", url)
@@ -203,7 +203,7 @@ async def test_a_database_that_lost_transactions_recovers_and_takes_nothing_over
     assert await stored(again.blobs) == before
 
 
-async def test_a_volume_that_is_not_mounted_is_named(place: Place, tmp_path: Path) -> None:
+async def test_a_volume_that_is_not_mounted_is_named(place: PartPosition, tmp_path: Path) -> None:
     url, volume = f"sqlite:///{tmp_path}/coordinator.sqlite3", tmp_path / "volume"
     await filled(await place.server("one", url, str(volume)))
     await place.stack.aclose()
@@ -213,11 +213,11 @@ async def test_a_volume_that_is_not_mounted_is_named(place: Place, tmp_path: Pat
 
 
 async def test_a_copy_in_the_same_postgresql_server_is_refused_at_once(
-    place: Place, postgres: Postgres
+    place: PartPosition, postgres: Postgres
 ) -> None:
     url = await postgres.fresh()
     async with AsyncExitStack() as stack:
-        first = Place(place.folder, place.blobs, stack)
+        first = PartPosition(place.folder, place.blobs, stack)
         await filled(await first.server("one", url))
     copy = await postgres.copy(url)
     with pytest.raises(Configuration, match="belongs to the database"):
@@ -227,7 +227,9 @@ async def test_a_copy_in_the_same_postgresql_server_is_refused_at_once(
     assert await one.upkeep.sweep() == 1
 
 
-async def test_replicas_share_the_mark_and_their_turns(place: Place, postgres: Postgres) -> None:
+async def test_replicas_share_the_mark_and_their_turns(
+    place: PartPosition, postgres: Postgres
+) -> None:
     url = await postgres.fresh()
     replicas = [await place.server(name, url) for name in ("one", "two", "three")]
     for _ in range(5):
@@ -237,7 +239,9 @@ async def test_replicas_share_the_mark_and_their_turns(place: Place, postgres: P
             assert await trouble(each) == ""
 
 
-async def test_another_key_and_another_prefix(place: Place, tmp_path: Path, s3_url: str) -> None:
+async def test_another_key_and_another_prefix(
+    place: PartPosition, tmp_path: Path, s3_url: str
+) -> None:
     one = await place.server("one", f"sqlite:///{tmp_path}/a.db", s3_url)
     before = await filled(one)
     bucket = s3_url.removesuffix("/some/prefix")
@@ -258,7 +262,7 @@ async def test_another_key_and_another_prefix(place: Place, tmp_path: Path, s3_u
 
 
 async def test_an_empty_volume_in_place_of_the_store_is_refused(
-    place: Place, tmp_path: Path
+    place: PartPosition, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/coordinator.sqlite3"
     await filled(await place.server("one", url))
@@ -267,7 +271,7 @@ async def test_an_empty_volume_in_place_of_the_store_is_refused(
 
 
 async def test_a_second_store_is_refused_before_the_first_holds_a_blob(
-    place: Place, tmp_path: Path
+    place: PartPosition, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/coordinator.sqlite3"
     await place.server("one", url)
@@ -276,7 +280,7 @@ async def test_a_second_store_is_refused_before_the_first_holds_a_blob(
 
 
 async def test_a_restored_backup_takes_no_store_in_use(
-    place: Place, tmp_path: Path, postgres: Postgres
+    place: PartPosition, tmp_path: Path, postgres: Postgres
 ) -> None:
     one = await place.server("one", await postgres.fresh())
     await filled(one)
@@ -305,7 +309,7 @@ async def test_a_restored_backup_takes_no_store_in_use(
     assert "two.db" in await trouble(one)
 
 
-async def test_a_damaged_mark_is_no_mark_of_anybody(place: Place, tmp_path: Path) -> None:
+async def test_a_damaged_mark_is_no_mark_of_anybody(place: PartPosition, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/coordinator.sqlite3"
     one = await place.server("one", url)
     await one.blobs.set_owner("half of a ma")
@@ -316,7 +320,7 @@ async def test_a_damaged_mark_is_no_mark_of_anybody(place: Place, tmp_path: Path
 
 
 async def test_a_database_that_lost_its_last_turns_deletes_nothing_until_it_is_recovered(
-    place: Place, tmp_path: Path
+    place: PartPosition, tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path}/coordinator.sqlite3"
     one = await place.server("one", url)

@@ -52,7 +52,7 @@ def test_a_lease_that_ends_without_a_result_makes_room_for_one_other() -> None:
     assert not full(mine)
     mine.take(held(2))
     assert full(mine)
-    mine.lost(one.key)  # it made room already
+    mine.uncount(one.key)  # it made room already
     assert full(mine)
 
 
@@ -62,10 +62,10 @@ def test_a_result_that_is_refused_later_makes_room_once() -> None:
     mine.take(one)
     mine.put_down(one, counted=True)
     mine.late.add(one.key)
-    mine.lost((one.key[0], 2))  # of another attempt
+    mine.uncount((one.key[0], 2))  # of another attempt
     assert full(mine)
     for _ in range(2):
-        mine.lost(one.key)
+        mine.uncount(one.key)
     assert not full(mine)
     assert mine.late == set()
     mine.take(held(2))
@@ -77,6 +77,6 @@ def test_without_a_number_there_is_no_end(max_tasks: int) -> None:
     mine = leases(max_tasks)
     for task in range(5):
         mine.take(held(task))
-    mine.lost((0, 1))
+    mine.uncount((0, 1))
     assert not full(mine)
     assert len(mine) == 5

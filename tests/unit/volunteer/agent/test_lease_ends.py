@@ -40,7 +40,7 @@ async def test_no_reason_is_sent_with_a_task_over_own_data(tmp_path: Path) -> No
         transport=httpx.MockTransport(answer),
     )
     store = {"leases": Leases(tmp_path / "leases"), "outbox": Outbox(tmp_path / "outbox")}
-    place = workplace(clock, remote={"api": Api(client)}, store=store, hub=EventBus(clock))
+    place = workplace(clock, remote={"api": Api(client)}, store=store, bus=EventBus(clock))
     work, reason = held(1), "/home/ann/secret notes.txt: not UTF-8"
     for member in (False, True):
         work.change(lease=msgspec.structs.replace(work.lease, member=member))
@@ -65,7 +65,7 @@ async def test_giving_back_waits_shortly_for_a_coordinator_that_is_away(tmp_path
     )
     lease, leases, outbox = held(1), Leases(tmp_path / "leases"), Outbox(tmp_path / "outbox")
     store = {"leases": leases, "outbox": outbox}
-    place = workplace(clock, remote={"api": Api(client)}, store=store, hub=EventBus(clock))
+    place = workplace(clock, remote={"api": Api(client)}, store=store, bus=EventBus(clock))
     ends = LeaseEnds(place=place)
     leases.keep(lease.stored)
     waiting = put(outbox, 1)

@@ -32,7 +32,7 @@ LEASE: Any = SimpleNamespace(
 )
 
 
-class Place:
+class PartPosition:
     """Downloads of one machine, and the key of its coordinator."""
 
     def __init__(self, path: Path) -> None:
@@ -40,16 +40,16 @@ class Place:
         clock = SystemClock()
         self.now = clock.now()
         self.path = path
-        self.hub = EventBus(clock, Status())
+        self.bus = EventBus(clock, Status())
         self.told: list[str] = []
-        hub: Any = self.hub
-        hub.notice = lambda message, level="info": self.told.append(message)
+        bus: Any = self.bus
+        bus.notice = lambda message, level="info": self.told.append(message)
 
     def downloads(self) -> Downloads:
         identity = SimpleNamespace(public_key=self.key.public_key.hex())
         book = ReceiptBook(self.path / "receipts")
         store = {"receipts": book, "cache": None}
-        place = workplace(SystemClock(), remote={"identity": identity}, store=store, hub=self.hub)
+        place = workplace(SystemClock(), remote={"identity": identity}, store=store, bus=self.bus)
         record = RecordCheck(cast(Any, None), book, self.key.public_key.hex(), "v")
         return Downloads(place=place, record=record)
 
@@ -65,34 +65,36 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path) -> PartPosition:
+    return PartPosition(tmp_path)
 
 
-def test_a_version_below_one_that_was_seen_is_refused_also_after_a_restart(place: Place) -> None:
+def test_a_version_below_one_that_was_seen_is_refused_also_after_a_restart(
+    place: PartPosition,
+) -> None:
     first = place.downloads()
-    first.checked(place.manifest(7), LEASE)
+    first.verify(place.manifest(7), LEASE)
     again = place.downloads()
     floor = again.place.store.receipts.newest("r")
     assert floor == 7
     for version in (7, 8):  # the same, and what a rollback makes
-        assert again.checked(place.manifest(version), LEASE, floor).version == version
+        assert again.verify(place.manifest(version), LEASE, floor).version == version
     with pytest.raises(OlderVersion, match="offers version 6 of r as the newest"):
-        again.checked(place.manifest(6), LEASE, floor)
-    assert again.checked(place.manifest(6), LEASE).version == 6  # the base of a task that goes on
+        again.verify(place.manifest(6), LEASE, floor)
+    assert again.verify(place.manifest(6), LEASE).version == 6  # the base of a task that goes on
     assert again.place.store.receipts.newest("r") == 8
     assert again.place.store.receipts.newest("another") == -1
 
 
-def test_an_expired_version_is_warned_of_and_refused_after_a_grace(place: Place) -> None:
+def test_an_expired_version_is_warned_of_and_refused_after_a_grace(place: PartPosition) -> None:
     downloads = place.downloads()
-    downloads.checked(place.manifest(1, expires_at=place.now - 50.0), LEASE)
+    downloads.verify(place.manifest(1, expires_at=place.now - 50.0), LEASE)
     assert "older than its organiser promised" in place.told[0]
     with pytest.raises(InvalidFrame, match=r"expired .* ago and was not signed again"):
-        downloads.checked(place.manifest(1, expires_at=place.now - GRACE_S - 50.0), LEASE)
+        downloads.verify(place.manifest(1, expires_at=place.now - GRACE_S - 50.0), LEASE)
 
 
-def test_frozen_weights_that_are_not_the_manifests_are_refused(place: Place) -> None:
+def test_frozen_weights_that_are_not_the_manifests_are_refused(place: PartPosition) -> None:
     def config(name: str) -> dict[str, Any]:
         file = {"sha256": name * 64, "size": 8, "items": 1}
         table = tiny_causal.table({**tiny_causal.LLAMA, "vocab_size": 300}, train="lora")
@@ -111,17 +113,17 @@ def test_frozen_weights_that_are_not_the_manifests_are_refused(place: Place) -> 
     ]
     mine, other = leases
     signed = place.manifest(1, workload="causal-lm", config=config("a"))
-    manifest = downloads.checked(signed, mine)
+    manifest = downloads.verify(signed, mine)
     downloads.check_data(manifest, mine, DATA)
     with pytest.raises(InvalidFrame, match="the files of r are not those of version 1"):
         downloads.check_data(manifest, other, DATA)
 
 
-def test_a_dataset_that_is_not_the_manifests_is_refused(place: Place) -> None:
+def test_a_dataset_that_is_not_the_manifests_is_refused(place: PartPosition) -> None:
     downloads = place.downloads()
     good = chunks_digest(DATA)
     signed = place.manifest(1, chunks_sha256=good, tokenizer_sha256=CHUNK.sha256)
-    manifest = downloads.checked(signed, LEASE)
+    manifest = downloads.verify(signed, LEASE)
     downloads.check_data(manifest, LEASE, DATA)
     # What is not part of it: the held-out split, which volunteers never get, and the words.
     downloads.check_data(manifest, LEASE, msgspec.structs.replace(DATA, heldout=(CHUNK,)))
@@ -136,17 +138,17 @@ def test_a_dataset_that_is_not_the_manifests_is_refused(place: Place) -> None:
     for wrong in wrongs:
         with pytest.raises(InvalidFrame, match='dataset "sums" is not the one of version 1'):
             downloads.check_data(manifest, LEASE, msgspec.structs.replace(DATA, **wrong))
-    old = downloads.checked(place.manifest(1, tokenizer_sha256=CHUNK.sha256), LEASE)
+    old = downloads.verify(place.manifest(1, tokenizer_sha256=CHUNK.sha256), LEASE)
     downloads.check_data(old, LEASE, DATA)  # an earlier coordinator names no hash of the chunks
     with pytest.raises(InvalidFrame, match="hash of its tokenizer"):
         downloads.check_data(old, LEASE, msgspec.structs.replace(DATA, assets={"tokenizer": other}))
 
 
-def test_the_head_in_a_manifest_is_kept_to_be_checked(place: Place) -> None:
+def test_the_head_in_a_manifest_is_kept_to_be_checked(place: PartPosition) -> None:
     downloads = place.downloads()
-    downloads.checked(place.manifest(1), LEASE)
+    downloads.verify(place.manifest(1), LEASE)
     heads = [downloads.place.store.receipts.unchecked_head]  # none by an earlier coordinator
     tree = TreeHead(size=3, root="ab" * 32, at=1.0)
-    downloads.checked(place.manifest(2, tree=tree), LEASE)
+    downloads.verify(place.manifest(2, tree=tree), LEASE)
     heads.append(downloads.place.store.receipts.unchecked_head)
     assert [head and head.tree for head in heads] == [None, tree]

@@ -52,14 +52,14 @@ async def listings(replies: list[HeartbeatReply]) -> list[float]:
     clock = VirtualClock()
     api: Any = StubApi(clock)
     nobody: Any = SimpleNamespace(memory=SimpleNamespace(show_name=None, read=()))
-    hub: Any = SimpleNamespace(emit=lambda event: None, status=Status())
+    bus: Any = SimpleNamespace(emit=lambda event: None, status=Status())
     judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
-    place = workplace(clock, remote={"api": api}, store={"home": nobody}, hub=hub)
+    place = workplace(clock, remote={"api": api}, store={"home": nobody}, bus=bus)
     watcher = RunWatcher(place=place, verdicts=judge)
     start = clock.now()
     polling = asyncio.ensure_future(watcher.run())
     for reply in replies:
-        watcher.heard(reply)
+        watcher.apply_heartbeat(reply)
         for _ in range(int(HEARTBEAT_S)):
             await clock.advance(1.0)
     polling.cancel()
@@ -97,13 +97,13 @@ async def test_the_end_of_a_run_asks_for_its_last_version() -> None:
 async def test_the_cause_of_a_standstill_is_told_when_it_changes_and_when_it_ends() -> None:
     clock, notices = VirtualClock(), list[str]()
     memory = SimpleNamespace(memory=SimpleNamespace(show_name=None, read=()))
-    hub: Any = SimpleNamespace(
+    bus: Any = SimpleNamespace(
         emit=lambda event: None,
         status=Status(),
         notice=lambda message, level="info": notices.append(f"{level}: {message}"),
     )
     judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
-    place = workplace(clock, store={"home": memory}, hub=hub)
+    place = workplace(clock, store={"home": memory}, bus=bus)
     watcher = RunWatcher(place=place, verdicts=judge)
     for cause, message in (
         (None, ""),
@@ -117,7 +117,7 @@ async def test_the_cause_of_a_standstill_is_told_when_it_changes_and_when_it_end
         still = None if cause is None else Standstill(cause=cause, message=message)
         (run,) = beat(1).runs
         run = msgspec.structs.replace(run, standstill=still)
-        watcher.heard(msgspec.structs.replace(beat(1), runs=(run,)))
+        watcher.apply_heartbeat(msgspec.structs.replace(beat(1), runs=(run,)))
         assert merging_words(run) == (message or "next version after 1 more contribution")
     assert notices == [  # somebody is here who reads this
         "warning: tiny does not go on: no new version for 10:00 min",

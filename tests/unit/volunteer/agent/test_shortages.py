@@ -107,14 +107,14 @@ def test_a_run_that_is_not_listed_yet_is_not_claimed_again_at_once() -> None:
     """Otherwise a run that has just started is claimed, loaded and given back again and again."""
     status = Status(shortages=(SHORTAGE,), lent_bytes={"cpu": 4_000_000_000})
     settings: Any = SimpleNamespace(runs=(), rules=WorkRules(), consent="all")
-    hub: Any = SimpleNamespace(status=status)
+    bus: Any = SimpleNamespace(status=status)
     life: Any = SimpleNamespace(clock=SimpleNamespace(now=lambda: 1001.0))
-    choice = RunChoice(settings, workplace(life.clock, hub=hub, life=life))
-    wanted = choice.wanted("cpu")
+    choice = RunChoice(settings, workplace(life.clock, bus=bus, life=life))
+    wanted = choice.wanted_work("cpu")
     assert wanted is not None
     assert '"stdlib-gpt" needs more than' in wanted.short
-    hub.status = replace(status, runs=(replace(scenes.RUN, name="other"),))
-    wanted = choice.wanted("cpu")
+    bus.status = replace(status, runs=(replace(scenes.RUN, name="other"),))
+    wanted = choice.wanted_work("cpu")
     assert wanted is not None
     assert (wanted.runs, wanted.short) == (("other",), "")
 

@@ -34,7 +34,7 @@ from volunteer.account.profile import Home, Identity
 from volunteer.agent.collaborators import RemoteCoordinator, Store, Timing, Workplace
 from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lifecycle import FATAL, Lifecycle
-from volunteer.agent.submitter import EVENT_S, ODD_S, ONE_S, REFUSALS, Submitter
+from volunteer.agent.submitter import EVENT_S, ONE_S, REFUSALS, UNEXPECTED_S, Submitter
 from volunteer.agent.verdict_news import Verdicts
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
@@ -152,7 +152,7 @@ class Room:
     def __init__(self, path: Path, max_tasks: int = 0) -> None:
         self.clock = VirtualClock()
         self.desk = Desk(self.clock)
-        self.hub = HeardBus(self.clock)
+        self.bus = HeardBus(self.clock)
         self.life = Lifecycle(self.clock)
         self.held = HeldLeases(self.life, max_tasks)
         self.home = Home(path / "home")
@@ -168,7 +168,7 @@ class Room:
                 identity=IDENTITY,
                 api=api,
                 transfers=transfers,
-                weights=Weights(transfers, cache, self.hub.notice),
+                weights=Weights(transfers, cache, self.bus.notice),
             ),
             store=Store(
                 home=self.home,
@@ -178,13 +178,13 @@ class Room:
                 receipts=ReceiptBook(self.home.receipts),
                 own_data=OwnData(self.home.own_data),
             ),
-            hub=self.hub,
+            bus=self.bus,
             life=self.life,
             held=self.held,
             timing=Timing(clock=self.clock, rng=rng),
             server_clock=ServerClock(self.clock),
         )
-        self.verdicts = Verdicts(self.home, self.hub)
+        self.verdicts = Verdicts(self.home, self.bus)
         self.submitter = Submitter(place=place, verdicts=self.verdicts)
 
     def put(
@@ -233,10 +233,10 @@ class Room:
             await self.until(lambda: len(self.outbox) == 0, step_s)
 
     def ends(self) -> list[tuple[int, str, str]]:
-        return [(one.task, one.how, str(one.message)) for one in self.hub.all(events.TaskEnded)]
+        return [(one.task, one.how, str(one.message)) for one in self.bus.all(events.TaskEnded)]
 
     def notices(self) -> list[tuple[str, str]]:
-        return [(one.level, str(one.message)) for one in self.hub.all(events.Notice)]
+        return [(one.level, str(one.message)) for one in self.bus.all(events.Notice)]
 
 
 @pytest.fixture
@@ -259,12 +259,12 @@ async def test_an_accepted_result_is_counted_told_and_gone(room: Room) -> None:
         attempt=1, part=0, tries=2, sha256=entry.submit.sha256, size=6, task=7
     )
     assert room.desk.submitted == [(7, entry.submit)]
-    (submitted,) = room.hub.all(events.Submitted)
+    (submitted,) = room.bus.all(events.Submitted)
     told = (submitted.task, submitted.contribution, submitted.bytes, submitted.last)
     assert told == (7, 107, 6, True)
-    (credit,) = room.hub.all(events.Credits)
+    (credit,) = room.bus.all(events.Credits)
     assert credit.me == ME
-    assert [judged.verdict.contribution for judged in room.hub.all(events.Judged)] == [107, 5]
+    assert [judged.verdict.contribution for judged in room.bus.all(events.Judged)] == [107, 5]
     assert (room.home.memory.tasks, room.held.submitted, room.held.late) == (1, 1, set())
     assert room.ends() == []
     assert not room.outbox.payload(entry.name).exists()
@@ -279,7 +279,7 @@ async def test_parts_go_in_their_order_and_are_one_task(room: Room) -> None:
     order = [(request.attempt, request.part) for _, request in room.desk.submitted]
     assert [part for attempt, part in order if attempt == 1] == [0, 1, 2]
     assert order.index((2, 1)) < order.index((1, 1))
-    assert [one.last for one in room.hub.all(events.Submitted)].count(True) == 1
+    assert [one.last for one in room.bus.all(events.Submitted)].count(True) == 1
     assert (room.home.memory.tasks, room.held.submitted) == (1, 1)
 
 
@@ -293,7 +293,7 @@ async def test_a_part_that_came_too_late_ends_nothing(room: Room, last: bool) ->
     await room.emptied()
     assert (await expected).redo
     assert (work.ended, room.ends()) == ("", [])
-    assert [one.last for one in room.hub.all(events.Submitted)] == [False]
+    assert [one.last for one in room.bus.all(events.Submitted)] == [False]
     assert (room.home.memory.tasks, room.held.submitted) == (0, 0)
 
 
@@ -394,7 +394,7 @@ async def test_an_upload_that_nobody_wants_any_more_may_have_been_submitted(room
     room.desk.upload_answers[7] = ["gone"]
     await room.emptied()
     assert room.ends() == []
-    assert [one.last for one in room.hub.all(events.Submitted)] == [True]
+    assert [one.last for one in room.bus.all(events.Submitted)] == [True]
 
 
 async def test_an_upload_that_the_server_lost_is_made_again_at_once(room: Room) -> None:
@@ -421,16 +421,16 @@ async def test_no_answer_but_a_refusal_drops_a_result(room: Room) -> None:
     assert {"invalid_code", "invalid_name", "invalid_run_file", "not_found"} <= {*codes}
     room.put(7)
     room.desk.answers[7, 1] = [*codes]
-    await room.emptied(ODD_S / 4)
+    await room.emptied(UNEXPECTED_S / 4)
     assert len(room.desk.submitted) == len(codes) + 1
     assert room.ends() == []
-    assert len(room.hub.all(events.Submitted)) == 1
+    assert len(room.bus.all(events.Submitted)) == 1
     said = room.notices()
     assert {level for level, _ in said} == {"warning"}
     assert all(text.startswith("task 7 could not be submitted yet: no") for _, text in said)
     odd = codes.index("not_found")
     times = room.desk.times[7]
-    assert ODD_S <= times[odd + 1] - times[odd] < 2 * ODD_S
+    assert UNEXPECTED_S <= times[odd + 1] - times[odd] < 2 * UNEXPECTED_S
 
 
 @pytest.mark.parametrize("code", ["unauthorized", "banned", "upgrade_required"])
@@ -439,7 +439,7 @@ async def test_who_may_not_go_on_keeps_the_result(room: Room, code: str) -> None
     room.desk.answers[7, 1] = [code] * 9
     async with room.working():
         await room.until(lambda: room.life.fatal is not None)
-        await room.clock.advance(ODD_S - 1)
+        await room.clock.advance(UNEXPECTED_S - 1)
         assert len(room.desk.submitted) == 1
     assert isinstance(room.life.fatal, BY_CODE[code])
     assert (len(room.outbox), room.ends(), room.notices()) == (1, [], [])
@@ -471,7 +471,7 @@ async def test_a_result_that_cannot_be_taken_now_keeps_no_other_waiting(
         room.desk.answers[1, 1] = []
         await room.until(lambda: len(room.outbox) == 0, 1.0)
     assert room.ends() == []
-    assert len(room.hub.all(events.Submitted)) == 2
+    assert len(room.bus.all(events.Submitted)) == 2
 
 
 async def test_no_result_is_tried_without_pause_while_the_server_takes_none(room: Room) -> None:
@@ -495,7 +495,7 @@ async def test_the_progress_of_an_upload_is_told_now_and_then_and_at_its_end(roo
     room.desk.empty, room.desk.piece_s = False, EVENT_S / 2
     room.put(7, data=bytes(size))
     await room.emptied()
-    seen = [(one.task, one.done_bytes, one.total_bytes) for one in room.hub.all(events.Uploading)]
+    seen = [(one.task, one.done_bytes, one.total_bytes) for one in room.bus.all(events.Uploading)]
     done = [0, *(piece * SEND_BYTES for piece in (2, 4, 6)), size]
     assert seen == [(7, number, size) for number in done]
 

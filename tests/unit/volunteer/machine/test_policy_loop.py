@@ -25,14 +25,14 @@ class Machine:
         self.done: list[str] = []
         self.said: list[str] = []
         self.shares: list[Mapping[str, float]] = []
-        watched = PolicyInputs(
+        inputs = PolicyInputs(
             read=self._read,
             devices=lambda: ("cuda:0", "cuda:1"),
             share=self.shares.append,
             say=self.said.append,
             clock=self.clock,
         )
-        self.guard = PolicyGuard(rules, watched, self)
+        self.guard = PolicyGuard(rules, inputs, self)
 
     def _read(self, rules: WorkRules, devices: Sequence[str]) -> MachineFacts:
         return self.facts
@@ -81,7 +81,7 @@ async def test_going_on_is_obeyed_and_explained() -> None:
     machine = Machine(WorkRules(disk_free_gb=1))
     await machine.see(MachineFacts(on_battery=True, disk_free_bytes=0))
     machine.done = []
-    machine.guard.go_on()
+    machine.guard.lift_holds()
     assert machine.done == ["resume all: battery"]
     assert machine.said == [
         "working although on battery, until it is plugged in",

@@ -81,7 +81,7 @@ def test_a_processor_tells_its_memory_and_no_power() -> None:
 
 async def test_only_changes_are_told() -> None:
     clock = VirtualClock()
-    hub = EventBus(clock)
+    bus = EventBus(clock)
     degrees = [50.0, 50.0, 51.0]
     readings = [events.Sensed(device="cpu", celsius=celsius) for celsius in degrees]
 
@@ -92,8 +92,8 @@ async def test_only_changes_are_told() -> None:
         while clock.next_at is None:  # the reading is still on its way from its thread
             await asyncio.sleep(0)
 
-    with hub.subscribe() as stream:
-        watch = Watch(hub, clock, read)
+    with bus.subscribe() as stream:
+        watch = Watch(bus, clock, read)
         telling = asyncio.create_task(watch.run())
         for _ in degrees[1:]:
             await read_once()
@@ -101,7 +101,7 @@ async def test_only_changes_are_told() -> None:
             await read_once()
             await clock.advance(SENSE_S - LOOK_S)
         await read_once()
-        hub.close()
+        bus.close()
         told = [event async for event in stream]
     telling.cancel()
     assert [e.celsius for e in told if isinstance(e, events.Sensed)] == [50.0, 51.0]
@@ -120,7 +120,7 @@ def test_the_load_is_that_since_the_last_look_whichever_thread_looks() -> None:
 
 async def test_who_looks_is_told_at_once_and_nobody_more_often_than_twice_a_second() -> None:
     clock = VirtualClock()
-    hub = EventBus(clock)
+    bus = EventBus(clock)
     looks: list[float] = []
 
     def read() -> tuple[events.Sensed, ...]:
@@ -131,7 +131,7 @@ async def test_who_looks_is_told_at_once_and_nobody_more_often_than_twice_a_seco
         while clock.next_at is None:
             await asyncio.sleep(0)
 
-    watch = Watch(hub, clock, read)
+    watch = Watch(bus, clock, read)
     telling = asyncio.create_task(watch.run())
     began = clock.now()
     for _ in range(3):
