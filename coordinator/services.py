@@ -64,7 +64,7 @@ from coordinator.storage.announced_blobs import Announcer
 from coordinator.storage.blobs import in_pool
 from coordinator.storage.disk_space import Space
 from coordinator.storage.folders import data_directory
-from coordinator.storage.open import open_blobs
+from coordinator.storage.open_blobs import open_blobs
 from coordinator.storage.transfer_boxes import TransferBoxes
 from coordinator.traffic import TrafficCounter
 from coordinator.upkeep.alerts import Alerts

@@ -1,1 +1,1 @@
-"""Mathematics of a merge: aggregation, server optimisers, shards. Pure: no store, no database."""
+"""Mathematics of a merge: aggregation rules, server optimisers, shards. No store, no database."""

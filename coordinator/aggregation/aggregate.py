@@ -1,12 +1,12 @@
 """Aggregation rules, and the walk over a model that merges many contributions into one update.
 
-    recipe = prepare(rule, cohort, pieces(schema))  # distance rules and clips read the files
-    for merged in merge(rule, cohort, recipe, pieces(schema)):
-        ...                                                 # server optimiser, write
+    factors = prepare(rule, cohort, pieces(schema))  # distance rules and clips read the files
+    for merged in merge(rule, cohort, factors, pieces(schema)):
+        ...                                                  # server optimiser, write
 
 The same contributions in the same order give the same bytes, for any number of threads and any
-division into shards: each shard surveys its own pieces, and `settle` adds all surveys once, in
-canonical order. Each thread needs memory for one piece and some scratch, never for a whole model
+division into shards: each shard surveys its own pieces, and `merge_factors` adds all surveys once,
+in canonical order. Each thread needs memory for one piece and some scratch, never for a whole model
 or for a piece of every contribution.
 """
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation import kernels
 from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, TensorPiece
-from coordinator.aggregation.private import NoiseTerms, PrivateMean
+from coordinator.aggregation.private_mean import NoiseTerms, PrivateMean
 from coordinator.aggregation.robust import (
     MEDIAN,
     Aggregator,
@@ -44,24 +44,13 @@ CLIP_EPSILON = 1e-6  # the same as torch's
 
 @dataclass(frozen=True, slots=True)
 class Mean(Aggregator):
-    """Weighted mean: sum of w_i x_i in task order, multiply then add; `norms` sums squares too."""
-
-    norms: bool = False
-
-    def fill(
-        self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats
-    ) -> Doubles | None:
-        squares = np.zeros(len(cohort)) if self.norms else None
-        kernels.weighted_sum(cohort, factors, piece, out, squares=squares)
-        return squares
+    """Weighted mean: the sum of w_i x_i in task order, multiply then add."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClippedRule(Aggregator):
-    """Wrapper of another rule: scales its update down to a norm of at most `norm`, like torch's
-    clipping.
-
-    Its factors are those of the other rule, and the scale as the last one.
+    """Rule that scales the update of another rule down to a norm of at most `norm`, as torch's
+    clipping does. Its factors are those of the other rule, followed by the scale.
     """
 
     rule: Aggregator
@@ -72,14 +61,14 @@ class ClippedRule(Aggregator):
         if self.rule.surveys:  # the inner products give the norm of a weighted sum
             return kernels.inner_products(cohort, piece)
         merged = aligned(piece.size)
-        self.rule.fill(cohort, self.rule.settle(cohort, None), piece, merged)
+        self.rule.fill(cohort, self.rule.factors(cohort, None), piece, merged)
         return np.array([sum_squares(merged)])
 
-    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+    def factors(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         if survey is None:
             raise ValueError("a clipped update needs its survey")
         products = np.diag(survey) if isinstance(self.rule, NormClip) else survey
-        factors = self.rule.settle(cohort, products if self.rule.surveys else None)
+        factors = self.rule.factors(cohort, products if self.rule.surveys else None)
         square = survey[0]
         if self.rule.surveys:
             wide = factors.astype(np.float64)
@@ -87,29 +76,24 @@ class ClippedRule(Aggregator):
         scale = min(1.0, self.norm / (math.sqrt(max(0.0, float(square))) + CLIP_EPSILON))
         return np.append(factors, np.float32(scale))
 
-    def fill(
-        self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats
-    ) -> Doubles | None:
-        squares = self.rule.fill(cohort, factors[:-1], piece, out)
+    def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
+        self.rule.fill(cohort, factors[:-1], piece, out)
         out *= factors[-1]
-        return squares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedPiece:
-    """One merged piece. `values` (N,) may be written to, and is reused for the next piece."""
+    """One merged piece. `values` (N,) may be written to; a later piece reuses its memory."""
 
     piece: TensorPiece
     values: Floats
-    square: float  # squared norm of `values`, good to six digits
-    squares: Doubles | None  # (K,) of the contributions, if the rule computes them
 
 
 def aggregator(
     plan: Plan, contributions: int, clip_norm: float = 0.0, noise: NoiseTerms | None = None
 ) -> Aggregator:
-    """Return a plan's rule for this number of contributions; the mean below `aggregate_from`. Terms
-    of noise replace the rule of the plan.
+    """Return a plan's rule for this number of contributions, with clipping to `clip_norm` if that
+    is not 0. Terms of noise replace the plan's rule by the private mean.
     """
     if noise is not None:
         return PrivateMean(noise)
@@ -140,16 +124,20 @@ def _rule(plan: Plan, contributions: int) -> Aggregator:
 def prepare(
     rule: Aggregator, cohort: Cohort, grid: Sequence[TensorPiece], threads: int = 1
 ) -> Floats:
-    """Return the factors of a merge that is not divided into shards. Raises NotFinite."""
-    return settle(rule, cohort, survey(rule, cohort, grid, threads))
+    """Return the factors of a merge that is not divided into shards, (K,) or (K + 1,) with a clip.
+    Raises NotFinite.
+    """
+    return merge_factors(rule, cohort, survey(rule, cohort, grid, threads))
 
 
 def survey(
     rule: Aggregator, cohort: Cohort, grid: Sequence[TensorPiece], threads: int = 1
 ) -> Iterator[Doubles | None]:
-    """Return the rule's survey of each parameter piece. Raises NotFinite for NaN, infinity."""
+    """Yield the rule's survey of each piece, None for pieces that the rule need not survey. Raises
+    NotFinite for NaN and infinity.
+    """
 
-    def look(piece: TensorPiece) -> Doubles | None:
+    def survey_piece(piece: TensorPiece) -> Doubles | None:
         if piece.spec.role != "parameter":
             return None
         with np.errstate(over="ignore", invalid="ignore"):
@@ -159,19 +147,21 @@ def survey(
         return figures
 
     if not rule.surveys or threads <= 1:
-        yield from map(look, grid)
+        yield from map(survey_piece, grid)
         return
     with ThreadPoolExecutor(threads) as pool:
-        yield from pool.map(look, grid)
+        yield from pool.map(survey_piece, grid)
 
 
-def settle(rule: Aggregator, cohort: Cohort, parts: Iterable[Doubles | None]) -> Floats:
-    """Return a merge's factors from all pieces' surveys in canonical order. Raises NotFinite."""
+def merge_factors(rule: Aggregator, cohort: Cohort, parts: Iterable[Doubles | None]) -> Floats:
+    """Return a merge's factors from the surveys of all pieces, which are in canonical order. Raises
+    NotFinite.
+    """
     total: Doubles | None = None
     for part in parts:
         if part is not None:
             total = part.copy() if total is None else np.add(total, part, out=total)
-    return rule.settle(cohort, total)
+    return rule.factors(cohort, total)
 
 
 def merge(
@@ -179,25 +169,27 @@ def merge(
 ) -> Iterator[MergedPiece]:
     """Yield the merged pieces, in the order of `grid`.
 
-    The rule merges parameters. Buffers (sent as absolute values) take the median of each element,
-    and of two contributions the weighted mean, so that no minority changes a variance under any
-    rule. `merge_counters` handles counters. Raises NotFinite, naming contributions to leave out.
+    The rule merges parameters. Buffers, which are absolute values, are merged by the median of each
+    element (of two contributions by the weighted mean) whatever the rule, so that no minority
+    changes a variance. Counters are left to `merge_counters`. Raises NotFinite, which names the
+    contributions to leave out.
     """
 
     def work(piece: TensorPiece, out: Floats) -> MergedPiece:
         if piece.spec.role == "counter":
             raise ValueError(f"{piece.spec.name} is a counter: merge_counters takes it")
-        combiner, chosen_factors = (rule, factors) if piece.spec.role == "parameter" else buffers
+        is_parameter = piece.spec.role == "parameter"
+        combiner, piece_factors = (rule, factors) if is_parameter else buffer_rule
         with np.errstate(over="ignore", invalid="ignore"):
-            squares = combiner.fill(cohort, chosen_factors, piece, out)
+            combiner.fill(cohort, piece_factors, piece, out)
             square = kernels.quick_square(out)
         # The norm doubles as the test for NaN; the piece is scanned only if its norm is not finite.
         if not math.isfinite(square) and not np.isfinite(out).all():
             raise NotFinite(cohort.culprits(piece) or cohort.positions, _where(piece))
-        return MergedPiece(piece=piece, values=out, square=square, squares=squares)
+        return MergedPiece(piece=piece, values=out)
 
     middle: Aggregator = MEDIAN if len(cohort) > 2 else Mean()
-    buffers = middle, middle.settle(cohort, None)
+    buffer_rule = middle, middle.factors(cohort, None)
     largest = max((piece.size for piece in grid), default=0)
     if threads <= 1:
         room = aligned(largest)
@@ -221,10 +213,10 @@ def merge(
 
 
 def merge_counters(base: NDArray[Any], values: Sequence[NDArray[Any]], most: int) -> NDArray[Any]:
-    """Merge each counter as the median of the claimed values (of two middle ones the lower), at
-    least the base's value and at most `most` above it.
+    """Return each counter as the median of the contributions' values (of two middle ones the
+    lower), at least the base's value and at most `most` above it.
 
-    Raises ValueError without a claim.
+    Raises ValueError if there are no values.
     """
     if not values:
         raise ValueError("no contribution carries the counter")

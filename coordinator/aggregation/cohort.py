@@ -23,7 +23,7 @@ Doubles = NDArray[np.float64]
 
 
 class DeltaReader(Protocol):
-    """One contribution as decoded float32, read slice by slice from its (memory-mapped) file."""
+    """One contribution, decoded to float32 slice by slice from its memory-mapped file."""
 
     def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
         """Return elements [start, stop) of the flattened tensor `name`; `room` is scratch."""
@@ -71,7 +71,7 @@ def pieces(schema: Schema) -> tuple[TensorPiece, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cohort:
-    """Contributions in task order with weights that sum to 1. Made by `cohort`."""
+    """Contributions of one merge in task order, with weights that sum to 1; `cohort` makes it."""
 
     readers: tuple[DeltaReader, ...]
     weights: tuple[float, ...]
@@ -108,8 +108,8 @@ class Cohort:
 
 
 def cohort(readers: Sequence[DeltaReader], weights: Sequence[float]) -> Cohort:
-    """Return the contributions in task order, without weight zero. Raises ValueError if
-    none is left.
+    """Return the cohort of the contributions whose weight is above zero, in the given order. Raises
+    ValueError if there is none.
     """
     if len(readers) != len(weights):
         raise ValueError(f"{len(readers)} contributions, but {len(weights)} weights")

@@ -3,8 +3,8 @@
 Each loop works in blocks that fit the cache, on one thread, with a result independent of threads
 and of the machine's vector width: elementwise arithmetic rounds the same everywhere as long as
 multiply and add stay two steps (a fused one differs in 4 % of elements), and sums over elements run
-in float64 along fixed lanes. The exception is `inner_products`, which uses BLAS and may differ in
-the last bit of a double; its results are rounded to float32 before use.
+in float64 along fixed lanes. The exception is `inner_products`, which uses BLAS: its doubles may
+differ in the last bit between machines, and callers round to float32 before they compare.
 
 Legend: K contributions, N elements of a piece, B elements of a block.
 """
@@ -21,35 +21,23 @@ from coordinator.aggregation.sorting_networks import rank_network
 from shared.tensors.slices import LINE, aligned
 from shared.tensors.spec import grid
 
-BLOCK = (
-    128 * 1024
-)  # sum and product of a block (512 KiB each) stay in the cache; 64-256 Ki are equally fast
-RANK_BLOCK = 16 * 1024  # 64 KiB rows: smaller ones cost more calls, larger ones leave the cache
-LANES = 1024
-ROW = 8192  # a row of at most 10,000 elements keeps numpy's BLAS on one thread
+# Elements of a block: its sum and its product, 512 KiB each, stay in the cache. 64 to 256 Ki are
+# equally fast.
+BLOCK = 128 * 1024
+RANK_BLOCK = 16 * 1024  # elements of a row: shorter ones cost more calls, longer leave the cache
+LANES = 1024  # partial sums of a squared norm
+ROW = 8192  # elements of a row: numpy's BLAS stays on one thread up to 10,000
 GEMM_LIMIT = 262_144  # multiplications below which OpenBLAS stays on one thread
-GEMM_COLUMNS = 8  # columns of products taken at once; blocks above the diagonal are left out
+GEMM_COLUMNS = 8  # columns of inner products that one panel computes
 GEMM_TILE = 512  # elements over which one matrix product sums
 SCRATCH_BYTES = 1024 * 1024  # scratch of doubles: half of the second-level cache
-# size to which scratch may grow for many contributions, and size of one read
-ROOM_BYTES = 8 << 20
-# bytes of all contributions that ranks read at once: decoded ones stay in the cache
-RANK_BYTES = 2 << 20
+ROOM_BYTES = 8 << 20  # most scratch for many contributions, and most bytes of one read
+RANK_BYTES = 2 << 20  # bytes of all contributions that ranks read at once, to stay in the cache
 
 
-def weighted_sum(
-    cohort: Cohort,
-    factors: Floats,
-    piece: TensorPiece,
-    out: Floats,
-    *,
-    squares: Doubles | None = None,
-) -> None:
+def weighted_sum(cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
     """Set out (N,) to the sum of factors[i] * x_i in task order, each product rounded before it is
     added.
-
-    `squares` (K,) receives each contribution's squared norm, exact enough for checks but not for
-    coefficients.
     """
     product = aligned(min(BLOCK, piece.size))
     weighted = [(index, factors[index]) for index in range(len(cohort)) if factors[index] != 0]
@@ -60,8 +48,6 @@ def weighted_sum(
         fresh = True
         for index, factor in weighted:
             x = cohort.read(index, piece, start, stop, product)
-            if squares is not None:
-                squares[index] += quick_square(x)
             if fresh:
                 np.multiply(x, factor, out=into)
                 fresh = False
@@ -71,8 +57,8 @@ def weighted_sum(
 
 
 def quick_square(x: Floats) -> float:
-    """Return the squared norm from float32 rows summed in float64; not finite for a NaN or a value
-    beyond 1e19.
+    """Return the squared norm, good to six digits: float32 rows are summed in float64. It is not
+    finite for a NaN or a value beyond 1e19.
     """
     edge = len(x) // ROW * ROW
     rows = x[:edge].reshape(-1, ROW)
@@ -81,7 +67,9 @@ def quick_square(x: Floats) -> float:
 
 
 def squared_norms(cohort: Cohort, piece: TensorPiece) -> Doubles:
-    """Return (K,) squared norms, exact products summed in float64 along fixed lanes."""
+    """Return the contributions' squared norms (K,): exact products, summed in float64 along fixed
+    lanes.
+    """
     norms_squared = np.zeros(len(cohort))
     wide = np.empty(min(SCRATCH_BYTES // 8, piece.size))
     for index in range(len(cohort)):
@@ -93,7 +81,7 @@ def squared_norms(cohort: Cohort, piece: TensorPiece) -> Doubles:
             edge = len(square) // LANES * LANES
             lanes += square[:edge].reshape(-1, LANES).sum(axis=0)
             lanes[: len(square) - edge] += square[edge:]
-        # fsum refuses opposite infinities, which squares cannot have; a NaN passes through.
+        # fsum raises for opposite infinities, which squares cannot have, and returns a NaN.
         norms_squared[index] = math.fsum(lanes.tolist())
     return norms_squared
 
@@ -124,11 +112,11 @@ def inner_products(cohort: Cohort, piece: TensorPiece) -> Doubles:
 
 
 def _panels(wide: Doubles, tile: int) -> Iterator[tuple[Doubles, Doubles, Doubles, Doubles]]:
-    """Yield, for each group of columns of the inner products, left and right factors as views of
-    `wide` (K + 1, B), in tiles, and arrays for the products and their totals.
+    """Yield for each group of columns of the inner products: the left and the right factor, as
+    tiled views of `wide` (K + 1, B), and arrays for the products and their totals.
 
-    Products above the diagonal are left out. The last panel gets an extra column of zeros: for two
-    equal factors numpy takes a routine half as fast (measured).
+    Blocks above the diagonal are left out. The last panel has an extra column of zeros, since numpy
+    multiplies two equal factors by a routine half as fast (measured).
     """
     count = len(wide) - 1
     tiles = wide.reshape(count + 1, -1, tile).transpose(1, 0, 2)  # (tiles, K + 1, T)
@@ -141,10 +129,11 @@ def _panels(wide: Doubles, tile: int) -> Iterator[tuple[Doubles, Doubles, Double
 
 
 def rank_mean(cohort: Cohort, piece: TensorPiece, out: Floats, *, low: int, high: int) -> None:
-    """Set out (N,) to the mean of the values at [low, high) of each coordinate's sorted values.
+    """Set out (N,) to the mean of the ranks [low, high) of each coordinate's K sorted values. A NaN
+    among them gives a NaN.
 
-    A NaN stays a NaN. Sorting coordinate by coordinate takes 10-30 times as long as the mean; a
-    network of minima and maxima of whole rows, reduced to the wanted ranks, 2-4 times.
+    Sorting coordinate by coordinate takes 10 to 30 times as long as the mean; a network of minima
+    and maxima of whole rows, reduced to the wanted ranks, takes 2 to 4 times as long.
     """
     count = len(cohort)
     network = rank_network(count, low, high)
@@ -171,8 +160,8 @@ def blocks(
 ) -> Iterator[tuple[int, int, list[Floats]]]:
     """Yield blocks of `size` elements of a piece, each with the values of every contribution in it.
 
-    Blocks are cut from longer reads, of `room` bytes over all contributions: a read takes 4 us
-    before its first element, as long as converting 8,000 elements.
+    Blocks are cut from longer reads of `room` bytes over all contributions, since a read takes 4 us
+    before its first element, as long as the conversion of 8,000 elements.
     """
     count = len(cohort)
     span = max(1, min(BLOCK, room // (4 * count)) // size) * size

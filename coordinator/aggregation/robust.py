@@ -1,9 +1,10 @@
-"""Aggregation rules: their base, and those that limit a hostile minority in place of the mean.
+"""Robust aggregation rules, which limit a hostile minority, and the base of all rules.
 
 Coordinate rules (trimmed mean, median) count every contribution once, whatever its weight. Distance
 rules (Krum, multi-Krum, centred clip, norm clip) first survey the whole model piece by piece, then
-use a weighted sum with other factors: they never hold more than one piece. Legend: K contributions,
-x_i the i-th, w_i its weight (they sum to 1).
+compute a weighted sum with other factors; they never hold more than one piece.
+
+Legend: K contributions, x_i the i-th, w_i its weight; the weights sum to 1.
 """
 
 from __future__ import annotations
@@ -18,45 +19,46 @@ from numpy.typing import NDArray
 from coordinator.aggregation import kernels
 from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, TensorPiece
 
-CLIP_ROUNDS = 20
-CLIP_TOLERANCE = 1e-6  # relative to the radius
-# Fewer equal voices than this show no common direction: if two fifths are hostile copies of one
-# honest contribution, they are a majority together with it.
-VOICES = 8
-AGREED = 0.6  # median cosine to the others from which on contributions have a common direction
+CLIP_ROUNDS = 20  # most rounds of a centred clip
+CLIP_TOLERANCE = 1e-6  # movement of the centre, relative to the radius, that ends the rounds
+# Least number of equally weighted contributions that can show a common direction. Among fewer, two
+# fifths that are hostile copies of one honest contribution are a majority together with it.
+DIRECTION_COUNT_MIN = 8
+AGREEMENT_MIN = 0.6  # least median cosine to the others of contributions with a common direction
 ASTRAY = 0.25  # share of that cosine below which a contribution points elsewhere
 HALF = 1e-9  # tolerance for the rounding error of a sum of weights
-ROUNDING = 1e-6  # relative to the norms: contributions that differ by less are the same
+ROUNDING = 1e-6  # difference, relative to the norms, up to which contributions count as equal
 
 
 class Aggregator:
-    """Stateless rule that combines contributions into one update; this base takes their weighted
+    """Stateless rule that combines contributions into one update; this base computes their weighted
     sum.
     """
 
     surveys: ClassVar[bool] = False  # True: needs a survey of the whole model before any merge
 
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
-        """Return the rule's statistics of a piece, additive over pieces; None if it needs none."""
+        """Return the rule's statistics of a piece, float64, whose sum over all pieces is the survey
+        of the model; None if the rule needs none.
+        """
         return None
 
-    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
-        """Return each contribution's factor, (K,), from the model's survey. Raises NotFinite."""
+    def factors(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+        """Return the factor of each contribution, (K,), from the survey of the model. Raises
+        NotFinite.
+        """
         return np.asarray(cohort.weights, np.float32)
 
-    def fill(
-        self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats
-    ) -> Doubles | None:
-        """Write the merged piece, (N,) float32; return the contributions' squared norms, (K,), if
-        the rule computes them.
-        """
+    def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
+        """Write the merged piece, (N,) float32, into `out`."""
         kernels.weighted_sum(cohort, factors, piece, out)
-        return None
 
 
 @dataclass(frozen=True, slots=True)
 class TrimmedMean(Aggregator):
-    """Mean of each coordinate without its largest and smallest `trim` share (Yin et al. 2018)."""
+    """Mean of each coordinate without the `trim` share of largest and of smallest values (Yin et
+    al. 2018).
+    """
 
     trim: float
 
@@ -84,16 +86,15 @@ class Krum(Aggregator):
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return kernels.inner_products(cohort, piece) if len(cohort) > 2 else None
 
-    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+    def factors(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         weights = np.asarray(cohort.weights)
         count = len(cohort)
         if survey is None or count < 3:
             return weights.astype(np.float32)
         hostile = min(int(self.byzantine * count), (count - 3) // 2)
         distances = _squared_distances(survey)
-        np.fill_diagonal(
-            distances, -1.0
-        )  # the contribution itself comes first in the sorted row, even before a twin
+        # the contribution itself is then first in its sorted row, even before an equal one
+        np.fill_diagonal(distances, -1.0)
         nearest = np.sort(distances, axis=1)[:, 1 : count - hostile - 1]  # K - f - 2 neighbours
         # Compared in float32, so that the last bit of a double never decides; of equal scores the
         # first wins.
@@ -106,19 +107,19 @@ class Krum(Aggregator):
 
 @dataclass(frozen=True, slots=True)
 class CentredClip(Aggregator):
-    """v <- v + sum w_i (x_i - v) min(1, r / |x_i - v|), at most 20 rounds (Karimireddy et al.
-    2021).
+    """Centred clip, v <- v + sum w_i (x_i - v) min(1, r / |x_i - v|), in at most 20 rounds
+    (Karimireddy et al. 2021).
 
-    Medians count by weight, so that many contributions of little weight move nothing. v begins at
-    the contribution with the smallest median distance to all (more than half lie near it). In each
-    round the radius r is `factor` x the median distance from v. The coordinate median is not
-    needed. v is kept as factors of the contributions, and all rounds use their inner products, so
-    that the data is read twice instead of twenty times. Each merge computes its own start: a stored
-    one that once became NaN would spoil every later round.
+    All medians are weighted, so that many contributions of little weight have no power. The centre
+    v begins at the contribution with the smallest median distance to all: more than half lie near
+    it. In each round the radius r is `factor` x the median distance from v. v is represented by the
+    factors of the contributions, and the rounds use their inner products, so that the data is read
+    twice instead of twenty times. Each merge computes its own start, since a stored centre that
+    once became NaN would spoil every later merge.
 
-    Clipped noise still shortens the step. If most contributions agree on a direction, the others
-    are therefore left out and v is computed again. If honest contributions point in different
-    directions, as with games, none is left out.
+    Contributions that are noise shorten the step even when they are clipped. If most contributions
+    agree on a direction, the others are therefore left out and v is computed again. If honest
+    contributions point in different directions, as with games, none is left out.
     """
 
     factor: float
@@ -127,7 +128,7 @@ class CentredClip(Aggregator):
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return kernels.inner_products(cohort, piece)
 
-    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+    def factors(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         if survey is None:
             raise ValueError("centred clip needs its survey")
         weights = np.asarray(cohort.weights)
@@ -172,7 +173,7 @@ class NormClip(Aggregator):
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return kernels.squared_norms(cohort, piece)
 
-    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+    def factors(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         if survey is None:
             raise ValueError("norm clip needs its survey")
         norms = np.sqrt(survey)
@@ -193,15 +194,15 @@ def _middle(values: Doubles, weights: Doubles) -> float:
 
 
 def _agreeing(survey: Doubles, weights: Doubles, place: Doubles) -> NDArray[np.bool_]:
-    """Return which contributions point in the direction of most others, by the cosine of each to
-    the centre of the rest. The bound is lower for a contribution of small weight, which is noisier.
+    """Return True for each contribution that points in the direction of most others, by its cosine
+    to the centre of the others. The bound is lower for a small weight, which means more noise.
     """
     norms, cross = np.diag(survey), _dot(survey, place)
     distances = np.maximum(_dot(place, cross) - 2 * place * cross + place**2 * norms, 1e-300)
     cosines = (cross - place * norms) / np.sqrt(np.maximum(norms, 1e-300) * distances)
     usual = _middle(cosines, weights)
-    voices = math.fsum(weights.tolist()) ** 2 / math.fsum((weights**2).tolist())
-    if voices < VOICES or not usual >= AGREED:  # also True for NaN
+    equal_count = math.fsum(weights.tolist()) ** 2 / math.fsum((weights**2).tolist())
+    if equal_count < DIRECTION_COUNT_MIN or not usual >= AGREEMENT_MIN:  # also True for NaN
         return np.ones(len(weights), bool)
     short = np.sqrt(np.minimum(1, weights / _middle(weights, weights)))
     agreeing: NDArray[np.bool_] = cosines >= ASTRAY * usual * short
@@ -216,8 +217,8 @@ def _squared_distances(products: Doubles) -> Doubles:
 
 
 def _dot(left: Doubles, right: Doubles) -> Doubles:
-    """Return products summed along the last axis without BLAS, so that all replicas get equal
-    factors.
+    """Return the products summed along the last axis, without BLAS, so that every machine gets the
+    same factors.
     """
     product: Doubles = np.asarray((left * right).sum(axis=-1))
     return product

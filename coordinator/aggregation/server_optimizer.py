@@ -7,7 +7,7 @@ rule with torch's.
 
 `begin` runs once a merge: it advances the counters and computes the numbers of the step. `step`
 then runs on each piece, in place, on any thread. The state has one flat float32 array for each slot
-of each parameter, zero at first, in a memory-mapped file next to the weights.
+of each parameter, zero at first, in a memory-mapped file (`optimizer_state`).
 
 Legend: p weights, g update, m momentum, v second moment, (N,) each.
 """
@@ -37,28 +37,30 @@ class Push:
     """Scalar inputs of a server-optimiser step."""
 
     scale: float = 1.0  # less than 1 for stale updates, or if few of the live workers contributed
-    work: float = 1.0  # steps merged / steps of one full contribution
+    work: float = 1.0  # merged steps, in units of the steps of one full contribution
     workers: int = 1  # live workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """Counters after this merge and the numbers of its step, the same for every piece."""
+class StepTerms:
+    """Counters after this merge, and the numbers of its step, which all pieces share."""
 
     counters: Mapping[str, float]
     numbers: Mapping[str, np.float32]
 
 
 class ServerOptimizer(Protocol):
-    """Rule theta <- theta - f(update, state). Hyper-parameters are bound when it is built."""
+    """Rule p <- p - f(update, state), built with its hyper-parameters."""
 
     slots: ClassVar[tuple[str, ...]]  # state arrays the size of the parameters
     counters: ClassVar[tuple[str, ...]]  # single numbers, advanced once a merge
 
-    def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
+    def begin(self, counters: Mapping[str, float], push: Push) -> StepTerms:
         """Advance the counters (a missing one is zero) and return the step's numbers."""
 
-    def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
+    def step(
+        self, params: Floats, update: Floats, state: Mapping[str, Floats], terms: StepTerms
+    ) -> None:
         """Move a piece of the weights and its state (slot -> array), all (N,) float32, in place."""
 
 
@@ -82,8 +84,8 @@ def server_optimizer(plan: Plan) -> ServerOptimizer:
 
 
 def state_schema(optimizer: ServerOptimizer, schema: Schema) -> Schema:
-    """Return the schema of a model's state, all F32: "slot/tensor", flat, and "count/counter", one
-    element.
+    """Return the schema of the state for a model's schema, all F32: a flat "slot/tensor" for each
+    parameter, and "count/counter" with one element.
     """
     slots = (
         TensorSpec(name=f"{slot}/{spec.name}", shape=(spec.count,), dtype="F32", role="buffer")
@@ -100,17 +102,19 @@ def state_schema(optimizer: ServerOptimizer, schema: Schema) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class Sgd:
-    """p -= lr g: with lr 1 and deltas, plain averaging."""
+    """Plain steps, p -= lr g; with lr 1 and deltas this is averaging of the models."""
 
     lr: float
     slots: ClassVar[tuple[str, ...]] = ()
     counters: ClassVar[tuple[str, ...]] = ()
 
-    def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
-        return _tick({}, lr=self.lr * push.scale)
+    def begin(self, counters: Mapping[str, float], push: Push) -> StepTerms:
+        return _step_terms({}, lr=self.lr * push.scale)
 
-    def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
-        lr = tick.numbers["lr"]
+    def step(
+        self, params: Floats, update: Floats, state: Mapping[str, Floats], terms: StepTerms
+    ) -> None:
+        lr = terms.numbers["lr"]
         scratch = _scratch(params)
         for start, stop in grid(len(params), BLOCK):
             p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
@@ -119,7 +123,9 @@ class Sgd:
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
-    """m = mu m + g; then p -= lr m (FedAvgM), or with `ahead` p -= lr (g + mu m) (Nesterov)."""
+    """Momentum, m = mu m + g; then p -= lr m (FedAvgM), or with `ahead` p -= lr (g + mu m)
+    (Nesterov).
+    """
 
     lr: float
     momentum: float
@@ -127,11 +133,13 @@ class Momentum:
     slots: ClassVar[tuple[str, ...]] = ("momentum",)
     counters: ClassVar[tuple[str, ...]] = ()
 
-    def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
-        return _tick({}, lr=self.lr * push.scale, mu=self.momentum)
+    def begin(self, counters: Mapping[str, float], push: Push) -> StepTerms:
+        return _step_terms({}, lr=self.lr * push.scale, mu=self.momentum)
 
-    def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
-        lr, mu = tick.numbers["lr"], tick.numbers["mu"]
+    def step(
+        self, params: Floats, update: Floats, state: Mapping[str, Floats], terms: StepTerms
+    ) -> None:
+        lr, mu = terms.numbers["lr"], terms.numbers["mu"]
         scratch = _scratch(params)
         for start, stop in grid(len(params), BLOCK):
             p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
@@ -149,15 +157,15 @@ class Momentum:
 
 @dataclass(frozen=True, slots=True)
 class DelayedNesterov:
-    """Nesterov for single pushes: each push moves the weights by its part of the mean, and the
-    momentum moves them once a window.
+    """Nesterov's rule for merges of few contributions ("pushes"): each push moves the weights by
+    its part of the mean, and the momentum moves them once a window.
 
-    Each push: p -= lr a g / W; b += a g. The end of a window of mass M: m = mu m + b / M; p -= lr
-    mu m; b = 0. The pushes of a window therefore add up to one Nesterov step on their mean (Liu et
-    al. 2024). A push counts by its work: a window ends when its pushes amount to W full
-    contributions, and the last one corrects the difference between W and M, so that the mean is
-    exactly the work-weighted one. (Counting a 6-step push like a 30-step one ended worse than one
-    worker alone.)
+    Each push, of work a: p -= lr a g / W; b += a g. At the end of a window, with M the sum of its
+    work: m = mu m + b / M; p -= lr mu m; b = 0. The pushes of a window therefore add up to one
+    Nesterov step on their mean (Liu et al. 2024). A window ends when the work of its pushes amounts
+    to W full contributions, and the last push corrects the difference between W and M, so that the
+    mean is exactly the work-weighted one. (With a push of 6 steps counted like one of 30, training
+    ended worse than one worker alone.)
     """
 
     lr: float
@@ -166,7 +174,7 @@ class DelayedNesterov:
     slots: ClassVar[tuple[str, ...]] = ("momentum", "buffer")
     counters: ClassVar[tuple[str, ...]] = ("mass", "window")
 
-    def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
+    def begin(self, counters: Mapping[str, float], push: Push) -> StepTerms:
         before = counters.get("mass", 0.0)
         window = counters.get("window", 0.0) if before > 0 else 0.0
         window = window or float(self.window or max(1, push.workers))
@@ -175,7 +183,7 @@ class DelayedNesterov:
         # round with one small push would leave it open, and momentum would act every other round.
         closing = mass + push.work / 2 > window - 1e-3  # float32 rounds thirds
         after = {"mass": 0.0, "window": 0.0} if closing else {"mass": mass, "window": window}
-        return _tick(
+        return _step_terms(
             after,
             lr=self.lr,
             mu=self.momentum,
@@ -185,8 +193,10 @@ class DelayedNesterov:
             share=1 / mass if closing else 0.0,
         )
 
-    def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
-        numbers = tick.numbers
+    def step(
+        self, params: Floats, update: Floats, state: Mapping[str, Floats], terms: StepTerms
+    ) -> None:
+        numbers = terms.numbers
         ahead = numbers["lr"] * numbers["mu"]
         scratch = _scratch(params)
         for start, stop in grid(len(params), BLOCK):
@@ -218,10 +228,10 @@ class Adaptive:
     slots: ClassVar[tuple[str, ...]] = ("first", "second")
     counters: ClassVar[tuple[str, ...]] = ("step",)
 
-    def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
+    def begin(self, counters: Mapping[str, float], push: Push) -> StepTerms:
         count = counters.get("step", 0.0) + 1
         first, second = (1 - beta**count for beta in self.betas) if self.bias_correction else (1, 1)
-        return _tick(
+        return _step_terms(
             {"step": count},
             lr=self.lr * push.scale / first,
             b1=self.betas[0],
@@ -232,8 +242,10 @@ class Adaptive:
             tau=self.tau,
         )
 
-    def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
-        n = tick.numbers
+    def step(
+        self, params: Floats, update: Floats, state: Mapping[str, Floats], terms: StepTerms
+    ) -> None:
+        n = terms.numbers
         scratch, other = _scratch(params), _scratch(params)
         for start, stop in grid(len(params), BLOCK):
             p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
@@ -259,8 +271,10 @@ class Adaptive:
             p -= t
 
 
-def _tick(counters: Mapping[str, float], **numbers: float) -> Tick:
-    return Tick(counters=counters, numbers={name: np.float32(x) for name, x in numbers.items()})
+def _step_terms(counters: Mapping[str, float], **numbers: float) -> StepTerms:
+    return StepTerms(
+        counters=counters, numbers={name: np.float32(x) for name, x in numbers.items()}
+    )
 
 
 def _scratch(like: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Shards of a model: each is its own job in a merge, with its own weights file and optimiser state.
+"""Shards of a model: parts that are merged apart, each with a weights file and optimiser state.
 
 A shard is a set of pieces of the fixed grid, so the arithmetic, and every byte of a version, is the
 same for any number of shards, and a run can continue with another number.
@@ -20,11 +20,11 @@ Shard: TypeAlias = tuple[TensorPiece, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Order and offsets of the pieces in a file, for a whole model or one of its shards."""
+    """Pieces of a file and their places in it, for a whole model or one of its shards."""
 
     pieces: Shard
     schema: Schema  # schema of the file
-    whole: bool
+    whole: bool  # True: the file is of the whole model, with undivided tensors
 
     def place(self, piece: TensorPiece) -> tuple[str, int]:
         """Return the tensor of the file that holds a piece, and the piece's first element in it."""
@@ -32,11 +32,11 @@ class Layout:
 
 
 def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> tuple[Shard, ...]:
-    """Spread a model's pieces over shards, each in canonical order; every machine splits alike.
+    """Return the pieces of each shard in canonical order, the same on every machine.
 
-    By size: the largest piece first, always to the lightest shard. By name: whole tensors by the
-    hash of their name, so that a tensor stays in its shard when others come and go; a shard may be
-    empty. Raises InvalidPlan for more shards than pieces.
+    "size": the largest piece goes first, each to the shard with the fewest elements. "name": whole
+    tensors go by the hash of their name, so that a tensor stays in its shard when others are added
+    or removed; a shard may be empty. Raises InvalidPlan for more shards than pieces, by size.
     """
     grid = pieces(schema)
     if by == "size":

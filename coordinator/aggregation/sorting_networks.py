@@ -1,9 +1,9 @@
 """Sorting networks, reduced to the comparators that the sum of some ranks needs.
 
 Comparators are pairs of wires: the smaller value goes to the first wire, the larger to the second.
-The network depends only on the number of rows and the ranks, so sums are added in the same order
-everywhere. Ranks are not subtracted from the sum of all: one hostile number of 1e30 would destroy
-every digit.
+The network depends only on the number of rows and the ranks, so sums are added in the same order on
+every machine. The sum of the other ranks is never subtracted from the sum of all values: one
+hostile number of 1e30 would destroy every digit.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 Comparators: TypeAlias = list[tuple[int, int]]
-# two wires, and whether their minimum and their maximum are needed
+# two wires; True if their minimum is needed, True if their maximum is
 Needed: TypeAlias = tuple[int, int, bool, bool]
 
 
 class Network(NamedTuple):
-    """Steps over rows: the K contributions, which are only read, come first, then scratch rows; row
-    -1 is the sum.
+    """Steps over numbered rows: first the K contributions, which are only read, then scratch rows;
+    row -1 is the sum.
     """
 
     rows: int  # contributions and scratch, without the sum
@@ -49,14 +49,14 @@ def rank_network(count: int, low: int, high: int) -> Network:
             free += [place[item]] if place[item] >= count else []
             continue
         left, right, smaller, larger = item
-        one, other = place[left], place[right]
-        # scratch rows that the last step may write over
-        spare = [row for row in (one, other) if row >= count]
+        pair = place[left], place[right]
+        # scratch rows that the last step of the pair may write over
+        spare = [row for row in pair if row >= count]
         if smaller and larger:
             place[left] = fresh()
-            steps.append((np.minimum, one, other, place[left]))
+            steps.append((np.minimum, *pair, place[left]))
         into = spare.pop() if spare else fresh()
-        steps.append((np.maximum if larger else np.minimum, one, other, into))
+        steps.append((np.maximum if larger else np.minimum, *pair, into))
         place[right if larger else left] = into
         free += spare
     return Network(rows, tuple(steps))
@@ -103,8 +103,8 @@ def _depth_first(needed: Sequence[Needed], outputs: Sequence[int]) -> Iterator[N
 
 
 def _pairwise(count: int) -> Comparators:
-    """Return the pairwise sorting network (Parberry 1992), which is short if only some ranks are
-    needed.
+    """Return the pairwise sorting network (Parberry 1992), of which few comparators remain if only
+    some ranks are needed.
     """
     comparators: Comparators = []
     gap = 1

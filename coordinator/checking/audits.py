@@ -209,7 +209,7 @@ def _share(audit: RecomputeRow, comparison: Likeness) -> float:
 def _own(path: Path, schema: Schema, codec: str, seed: int) -> bytes:
     """Return the sums of an update, read from its file."""
     with quantize.codec(codec).decode(path, schema) as update:
-        return sketch.sums(update, schema, seed).tobytes()
+        return sketch.audit_sums(update, schema, seed).tobytes()
 
 
 def _sums(path: Path) -> bytes | None:

@@ -27,7 +27,7 @@ from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from shared.errors import Configuration, InvalidRunFile, StorageFull, Unavailable
 from shared.tensors.quantize import DecodedUpdate, codec
-from shared.tensors.sketch import sums
+from shared.tensors.sketch import audit_sums
 from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Role, Schema, grid
 from shared.tensors.update import Delta
@@ -304,7 +304,7 @@ def _beside(
             norm_ratio=beside.norm_ratio,
             rounding=difference(rounded.cosine, rounded.norm_ratio),
             buffers=_buffers(own_decoded, submitted_decoded, base, schema),
-            sums=sums(own_decoded, schema, files.seed).tobytes() if files.seed else b"",
+            sums=audit_sums(own_decoded, schema, files.seed).tobytes() if files.seed else b"",
         )
 
 

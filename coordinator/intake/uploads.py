@@ -28,7 +28,7 @@ from coordinator.joiner import Joiner
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
-from coordinator.storage.staging import end
+from coordinator.storage.staging import stored_bytes
 from shared.clock import machine_time
 from shared.errors import (
     BadRequest,
@@ -53,7 +53,7 @@ from shared.protocol.limits import (
     UPLOAD_BYTES_MAX,
     UPLOAD_PIECE_BYTES,
 )
-from shared.tensors.writer import Syncing
+from shared.tensors.writer import BackgroundSync
 from shared.units import DAY_S
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class _PartialFile:
         self.digest = digest
         self._file = path.open("r+b" if path.exists() else "xb", buffering=0)
         self._file.seek(offset)
-        self._syncing = Syncing(self._file.fileno())
+        self._syncing = BackgroundSync(self._file.fileno())
 
     def append(self, data: memoryview) -> None:
         """Append bytes with one write and one hash, since each call waits for the interpreter's
@@ -115,7 +115,7 @@ class _PartialFile:
         self.digest.update(data)
         self.offset += size
         with self._safe():
-            self._syncing.grew(size)
+            self._syncing.add(size)
 
     @contextmanager
     def _safe(self) -> Iterator[None]:
@@ -318,7 +318,7 @@ class Uploads(PlatformService):
         here = await in_pool(self._offset, row.id)
         if self._blobs.staging is None or here == row.size:
             return here
-        return end(await self._blobs.staging.pieces(row.id))
+        return stored_bytes(await self._blobs.staging.pieces(row.id))
 
     def _offset(self, upload_id: str) -> int:
         try:

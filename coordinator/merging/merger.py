@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import structlog
 
-from coordinator.aggregation import step
+from coordinator.aggregation import merge_step
 from coordinator.compute import half_the_cores
 from coordinator.database import (
     contributions,
@@ -328,7 +328,7 @@ class Merger(PlatformService):
         """Merge the whole model in one job; the optimiser's state is written next to `path`."""
         order = await recipe.order(self._blobs, self._merge_threads)
         outcome = await asyncio.get_running_loop().run_in_executor(
-            self._thread, step.run, order, path, _state_of(path)
+            self._thread, merge_step.merge_model, order, path, _state_of(path)
         )
         return VersionDraft(
             weights=outcome.weights,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from coordinator.aggregation import step
+from coordinator.aggregation import merge_step
 from coordinator.aggregation.aggregate import aggregator
-from coordinator.aggregation.private import NoiseTerms
+from coordinator.aggregation.private_mean import NoiseTerms
 from coordinator.aggregation.robust import Aggregator
 from coordinator.aggregation.server_optimizer import Push
 from coordinator.aggregation.shards import Shard, split
@@ -174,7 +174,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     async def order(
         self, blobs: BlobStore | ShardFiles, threads: int, part: str = ""
-    ) -> step.MergeOrder:
+    ) -> merge_step.MergeOrder:
         """Return the merge order with its files; `part` goes into the metadata of a shard's files.
         Raises MissingBlob.
         """
@@ -194,11 +194,11 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         state: Sequence[Path],
         threads: int,
         part: str = "",
-    ) -> step.MergeOrder:
+    ) -> merge_step.MergeOrder:
         """Return the merge order with these files as base and state. Raises MissingBlob."""
         plan, train = self.plan, self.about.file.train
         inputs = [
-            step.Input(
+            merge_step.Input(
                 path=await blobs.local(row.sha256),
                 codec=row.codec,
                 weight=weight,
@@ -207,7 +207,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
             )
             for row, weight in zip(self.rows, self.weights, strict=True)
         ]
-        return step.MergeOrder(
+        return merge_step.MergeOrder(
             plan=self.stepping,
             schema=self.about.schema,
             base=base,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import structlog
 
-from coordinator.aggregation import step
+from coordinator.aggregation import merge_step
 from coordinator.database import key_values, merge_jobs, merges, unreferenced_blobs
 from coordinator.database.merge_jobs import MergedPart, PartRow, Phase, StateFile
 from coordinator.merging import recipe as recipes
@@ -210,19 +210,25 @@ class Parts(PlatformService):
             delete_file(state, "scratch")
 
     async def _computed(
-        self, part: PartRow, recipe: MergeRecipe, order: step.MergeOrder, to: tuple[Path, Path]
+        self,
+        part: PartRow,
+        recipe: MergeRecipe,
+        order: merge_step.MergeOrder,
+        to: tuple[Path, Path],
     ) -> MergedPart:
         shard, (path, state) = recipe.shards[part.shard], to
         loop = asyncio.get_running_loop()
         if part.phase == "survey":
-            written = await loop.run_in_executor(self._pool, step.survey_shard, order, shard, path)
+            written = await loop.run_in_executor(
+                self._pool, merge_step.survey_shard, order, shard, path
+            )
             await self._blobs.put_file(written.sha256, path)
             return MergedPart(sha256=written.sha256, size=written.size)
         rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, part.merge_id))
         results = [merge_jobs.made_by(row) for row in rows if row.phase == "survey"]
         surveys = [await self._blobs.local(result.sha256) for result in results]
         outcome = await loop.run_in_executor(
-            self._pool, step.merge_shard, order, shard, surveys, path, state
+            self._pool, merge_step.merge_shard, order, shard, surveys, path, state
         )
         await self._blobs.put_file(outcome.weights.sha256, path)
         if outcome.state is not None:
@@ -243,7 +249,7 @@ class Parts(PlatformService):
         files = {shard: await self._blobs.local(result.sha256) for shard, result in shards.items()}
         written = await asyncio.get_running_loop().run_in_executor(
             self._pool,
-            step.assemble,
+            merge_step.assemble,
             recipe.about.schema,
             recipe.shards,
             files,
@@ -253,7 +259,7 @@ class Parts(PlatformService):
         squares = [square for shard in shards.values() for square in shard.squares]
         return VersionDraft(
             weights=written,
-            norm=step.norm_of(squares),
+            norm=merge_step.norm_of(squares),
             states=tuple(
                 StateFile(shard, result.state_sha256, result.state_size)
                 for shard, result in sorted(shards.items())

@@ -1,9 +1,7 @@
-"""Plan of a run: how contributions become versions, as data.
+"""Plan of a run: the rules by which contributions become versions, as data.
 
-Presets, overrides, and the questions a plan answers.
-
-plan({"preset": "diloco", "quorum": 4})      the whole plan, checked
-ready(plan, pending)                         whether it is time to merge
+plan({"preset": "diloco", "quorum": 4})      the complete plan, checked
+ready(plan, pending)                         readiness for a merge
 weigh(plan, terms, live_workers)             the weight of each contribution
 """
 
@@ -14,20 +12,21 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from coordinator.plan.plan_checks import check, known_preset
+from coordinator.plan.plan_checks import check, check_preset
 from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS
 from shared.errors import InvalidPlan
 from shared.settings import read_table
 
-# length of a round, in times of its longest training: transfers and waits take the rest
-ROUND = 1.25
-EXPONENT = 0.5  # late work counts (1 + gap)^-EXPONENT in the polynomial table of staleness
+ROUND = 1.25  # length of a round with transfers and waits, as a multiple of its longest training
+EXPONENT = 0.5  # weight of late work in the polynomial table of staleness: (1 + gap)^-EXPONENT
 
 
 def plan(raw: Mapping[str, object]) -> Plan:
-    """Return the whole plan of a `[plan]` table. Raises InvalidPlan with mistake and remedy."""
-    preset = known_preset(raw.get("preset", "fedavg"), PRESETS)
+    """Return the complete plan for a `[plan]` table, with the preset's keys and every default.
+    Raises InvalidPlan, with the mistake and the remedy.
+    """
+    preset = check_preset(raw.get("preset", "fedavg"), PRESETS)
     base = {"preset": preset} | PRESETS[preset]
     if "quorum" in raw:
         base.pop("quorum_share", None)  # the preset's share belongs to its own quorum
@@ -57,26 +56,26 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     work: int = 0  # steps (deltas) or samples (gradients)
     waited_s: float = 0.0  # time since the oldest was accepted
     quiet_s: float = 0.0  # time since the newest was accepted
-    round_s: float = 0.0  # longest training of one of them
+    round_s: float = 0.0  # training time of the longest of them
     live_workers: int = 1
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """Readiness for a merge: due `now`, or how many contributions or seconds are missing."""
+    """Readiness for a merge."""
 
-    now: bool
-    needs: int
-    deadline_in_s: float | None
+    now: bool  # True: the merge is due
+    needs: int  # contributions that the quorum lacks
+    deadline_in_s: float | None  # seconds until the merge is due anyway; None without a deadline
 
 
 def quorum_of(plan: Plan, live_workers: int) -> int:
-    """Return how many contributions make a merge, for this number of workers."""
+    """Return the number of contributions that make a merge, with this number of live workers."""
     quorum = max(plan.quorum, math.ceil(plan.quorum_share * live_workers))
     return min(quorum, max(1, live_workers))
 
 
 def ready(plan: Plan, pending: Pending) -> Ready:
-    """Return whether a merge is due under a plan."""
+    """Return the readiness for a merge of the pending contributions under a plan."""
     quorum = quorum_of(plan, pending.live_workers)
     least = min(plan.min_contributions, quorum)
     needs = max(0, quorum - pending.count)
@@ -101,7 +100,9 @@ def _grace_left(plan: Plan, pending: Pending) -> float:
 
 
 def staleness_weight(plan: Plan, gap: int) -> float:
-    """Return the weight of a base `gap` versions old; 0 = too old. Raises ValueError below 0."""
+    """Return the weight factor, 0 to 1, of work whose base is `gap` versions old; 0 = too old.
+    Raises ValueError for a negative gap.
+    """
     if gap < 0:
         raise ValueError(f"the base version lies {-gap} versions in the future")
     if gap > plan.max_staleness:
@@ -120,27 +121,25 @@ def staleness_weight(plan: Plan, gap: int) -> float:
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """Contribution to a merge in the server's own figures, never the client's."""
+    """Figures of a contribution to a merge, which are the server's, never the client's."""
 
-    work: float  # steps or samples, fixed by the task
-    gap: int = 0  # versions between its base and the head
+    work: float  # steps (deltas) or samples (gradients) of the task
+    gap: int = 0  # staleness: versions between its base and the newest one
 
 
 class Weighing(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights for `cohort`, in the order of the terms, and the scale of the step (see `Push`)."""
+    """Weights of the contributions to a merge, in the order of the terms."""
 
-    weights: tuple[float, ...]
-    scale: float
-    work: float  # work of the contributions that count
+    weights: tuple[float, ...]  # for `aggregation.cohort`; 0 = left out
+    scale: float  # factor of the server optimiser's step, for `aggregation.server_optimizer.Push`
+    work: float  # sum of the work of the contributions with a weight
 
 
 def weigh(plan: Plan, terms: Sequence[Term], live_workers: int = 1) -> Weighing:
-    """Return work x staleness for each contribution.
-
-    Raises ValueError for work that is no finite number >= 0.
+    """Return the weight of each contribution: its work times its `staleness_weight`.
 
     A single late contribution is the whole mean whatever its weight, so with `damping` staleness
-    shortens the step too.
+    shortens the step too. Raises ValueError for work that is no finite number >= 0.
     """
     plain = [term.work for term in terms]
     if not all(math.isfinite(value) and value >= 0 for value in plain):

@@ -1,4 +1,4 @@
-"""Checks of a plan: each error names the mistake and the right value."""
+"""Checks of a plan; each error names the mistake and a value that works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shared.text import escaped
 BATCH_MAX = 1024  # contributions of one merge
 
 
-def known_preset(name: object, presets: Mapping[str, object]) -> str:
+def check_preset(name: object, presets: Mapping[str, object]) -> str:
     """Return the preset's name. Raises InvalidPlan, naming the nearest preset."""
     if not isinstance(name, str) or name not in presets:
         raise InvalidPlan(f"unknown preset {_shown(name)}: {hint(name, presets)}")
@@ -22,17 +22,15 @@ def known_preset(name: object, presets: Mapping[str, object]) -> str:
 
 
 def check(plan: Plan) -> None:
-    """Raise InvalidPlan for keys that cannot work together. Wasteful plans are refused too."""
+    """Raise InvalidPlan for keys that cannot work together, or that waste the volunteers' work."""
     for applies, sentence in (*_timing_rules(plan), *_update_rules(plan), *_robust_rules(plan)):
         if applies:
             raise InvalidPlan(sentence)
 
 
 def check_steps(plan: Plan, steps: int, max_steps: int) -> None:
-    """Raise InvalidPlan when tasks of this length cannot be divided into gradients, or give too
-    many of them.
-
-    `max_steps` is 0 if every task has as many `steps`.
+    """Raise InvalidPlan when tasks of `steps` steps cannot be divided into gradients, or give too
+    many of them. `max_steps` is the most steps of a task; 0 = every task has `steps` steps.
     """
     interval = plan.gradient_every
     if plan.update != "gradient" or not interval:

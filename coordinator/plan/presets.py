@@ -1,17 +1,17 @@
-"""Named strategies: the keys of `Plan` that each sets differently from the default.
+"""Presets: named strategies, each with the keys of `Plan` that differ from the defaults.
 
-Plain data, checked like a run file.
+They are plain data, checked like a run file.
 """
 
 from __future__ import annotations
 
-# Share of the live workers in a merge: two halves of them cannot alternate, each a part of a round
-# behind the other.
+# Share of the live workers in a merge. With half or less, two halves of the workers could alternate
+# for ever, each a part of a round behind the other.
 MORE_THAN_HALF = 0.6
 
 _AVERAGING: dict[str, object] = {"update": "delta", "optimizer": "sgd", "lr": 1.0}
-# Measured with Muon inside, fresh in each task (docs/experiments.md): with AdamW outer momentum
-# from scratch ended worse than one worker alone.
+# Measured with Muon as the inner optimiser, fresh in each task (docs/experiments.md). With AdamW,
+# training from scratch with outer momentum ended worse than one worker alone.
 _OUTER_MOMENTUM: dict[str, object] = {"update": "delta", "lr": 0.7, "momentum": 0.8}
 # Adam's step on deltas has the size of lr in every coordinate, so lr is about the movement of a
 # coordinate in one task.
@@ -36,7 +36,8 @@ _EVERY_ARRIVAL: dict[str, object] = {
 PRESETS: dict[str, dict[str, object]] = {
     "fedavg": _AVERAGING,
     "fedprox": _AVERAGING | {"prox_mu": 0.01},
-    # Heavy-ball momentum has no look-ahead: momentum 0.9 and rate 0.7 suit Nesterov's, not this.
+    # Heavy-ball momentum has no look-ahead, so the momentum 0.9 and rate 0.7 of Nesterov's rule do
+    # not suit it.
     "fedavgm": _AVERAGING | {"lr": 0.35, "momentum": 0.8},
     "fedadam": _ADAPTIVE | {"optimizer": "adam", "bias_correction": True},
     "fedyogi": _ADAPTIVE | {"optimizer": "yogi"},
@@ -53,9 +54,9 @@ PRESETS: dict[str, dict[str, object]] = {
     "fedasync": _AVERAGING
     | _EVERY_ARRIVAL
     | {"lr": 0.6, "table": "polynomial", "max_staleness": 50},
-    # Merges of three synchronise workers: a late worker waits once. Merged singly, equal
-    # machines stay a round apart for ever; merged in twos, four may stay two pairs. There is no
-    # damping, since versions made by a slow machine's short tasks make no work outdated.
+    # Merges of three synchronise workers, since a late worker waits once. In merges of one, equal
+    # machines stay a round apart for ever; in merges of two, four machines may stay two pairs.
+    # There is no damping, since versions from a slow machine's short tasks make no work outdated.
     "async-diloco": _OUTER_MOMENTUM
     | {
         "optimizer": "delayed-nesterov",
@@ -85,7 +86,7 @@ PRESETS: dict[str, dict[str, object]] = {
     },
 }
 
-# Defaults of `[task]` unless the run file or the workload sets others. A task's gradient is one
-# step of the model, however many mini-batches it averages: with 50 the loss ended far above one
-# worker alone's, with 5 a little below (docs/experiments.md).
+# Defaults of `[task]` by preset, unless the run file or the workload sets others. A task's gradient
+# makes one step of the model, however many mini-batches it averages: with 50 the loss ended far
+# above that of one worker alone, with 5 a little below (docs/experiments.md).
 TASKS: dict[str, dict[str, object]] = {"gradient-average": {"local_steps": 1}}

@@ -2,9 +2,9 @@
 
 Each merge adds Gaussian noise to a sum in which no member counts for more than `clip` (McMahan et
 al. 2018, "Learning Differentially Private Recurrent Language Models", with a fixed divisor). A
-member may take part in every merge, so all merges count and none is hidden by sampling: together
-they are one Gaussian mechanism whose noise is smaller by the root of their number (Dong et al.
-2022). The library dp-accounting turns that into epsilon, exactly (Balle and Wang 2018).
+member may take part in every merge, so no merge is cheaper by sampling: n merges are one Gaussian
+mechanism whose noise is divided by the root of n (Dong et al. 2022). The library dp-accounting
+computes the exact epsilon of that mechanism (Balle and Wang 2018).
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ if TYPE_CHECKING:
     from shared.tensors.spec import Schema
 
 LIBRARY = "dp_accounting"
-# Norm of a merge's noise by the largest norm of its sum. Measured on digits (docs/experiments.md):
-# at 1.8 a tenth of what was learnt went, at 4.6 a half more loss, at 11 nearly all.
-DROWNED = 4.0
+# Largest sensible ratio of the norm of a merge's noise to the largest norm of its sum. Measured on
+# digits (docs/experiments.md): a ratio of 1.8 costs a tenth of the progress, 4.6 raises the loss by
+# half, 11 leaves nearly no progress.
+NOISE_RATIO_MAX = 4.0
 MERGES_MAX = 1_000_000  # most merges that a budget is divided into
 
 
 class PrivacySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[privacy]`: noise in the merges of a run over members' data; no `epsilon` = none.
+    """Table `[privacy]`: noise in the merges of a run over members' data; `epsilon` 0 = no noise.
 
-    Two members' worlds that differ in one member's whole data are told apart by the published
-    versions with at most `epsilon`, except with probability `delta`.
+    The published versions are (`epsilon`, `delta`)-differentially private: between two data sets
+    that differ in the whole data of one member.
     """
 
     epsilon: Annotated[float, Meta(ge=0, le=1000)] = 0.0  # budget; the run ends before it exceeds
     delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
-    # most that the norm of a member's updates counts in a merge
+    # largest norm with which a member's updates count in a merge
     clip: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     # Standard deviation of the noise in multiples of one member's largest influence; 0 = what the
     # budget allows over `[stop] versions`.
@@ -57,12 +58,12 @@ class PrivacySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def epsilon_after(settings: PrivacySettings, merges: int) -> float:
-    """Return the epsilon of the versions that so many merges made."""
+    """Return the epsilon that this number of merges spends."""
     return _epsilon(settings.noise, settings.delta, merges)
 
 
-def spent(settings: PrivacySettings, merges: int) -> PrivacySpent | None:
-    """Return the cost of so many merges; None in a run without noise."""
+def privacy_spent(settings: PrivacySettings, merges: int) -> PrivacySpent | None:
+    """Return the privacy that this number of merges spends; None in a run without noise."""
     if not settings.on:
         return None
     here = is_here(LIBRARY)
@@ -85,7 +86,7 @@ def _epsilon(noise: float, delta: float, merges: int) -> float:
 
     if merges == 0:
         return 0.0
-    with np.errstate(divide="ignore"):  # so much noise that delta alone covers it
+    with np.errstate(divide="ignore"):  # with very much noise, delta alone covers the risk
         return float(get_epsilon_gaussian(noise / math.sqrt(merges), delta))
 
 
@@ -95,11 +96,11 @@ def merges_within(settings: PrivacySettings) -> int:
     return bisect_right(costs, settings.epsilon, key=partial(epsilon_after, settings)) - 1
 
 
-def resolved(settings: PrivacySettings, versions: int) -> PrivacySettings:
-    """Return the settings with the noise, where none is given the least that keeps so many versions
-    within the budget, and with the number of merges that the budget allows.
+def fill_in(settings: PrivacySettings, versions: int) -> PrivacySettings:
+    """Return the settings with noise and merges filled in: the least noise that keeps `versions`
+    merges within the budget, and the number of merges that the budget allows.
 
-    Raises InvalidRunFile for settings that protect nothing or allow no merge, Configuration without
+    Raises InvalidRunFile for settings that protect nobody or allow no merge, Configuration without
     the library.
     """
     if not settings.on:
@@ -130,14 +131,15 @@ def resolved(settings: PrivacySettings, versions: int) -> PrivacySettings:
     return msgspec.structs.replace(settings, merges=settings.merges or most)
 
 
-def drowned(settings: PrivacySettings, plan: Plan, parameters: int) -> tuple[str, ...]:
-    """Return the advice for a run whose noise is longer than anything that members can send."""
+def noise_advice(settings: PrivacySettings, plan: Plan, parameters: int) -> tuple[str, ...]:
+    """Return advice for a run whose noise drowns the members' updates; () for another run."""
     ratio = settings.noise * math.sqrt(parameters) / plan.quorum
-    if not settings.on or ratio <= DROWNED:
+    if not settings.on or ratio <= NOISE_RATIO_MAX:
         return ()
+    members = math.ceil(ratio * plan.quorum / NOISE_RATIO_MAX)
     return (
         f"[privacy] the noise of a merge is {ratio:,.0f} times as long as the longest sum of the"
-        f" updates, so that nothing is learnt: with {math.ceil(ratio * plan.quorum / DROWNED):,}"
+        f" updates, so that nothing is learnt: with {members:,}"
         " members in a merge ([plan] quorum) it would be learnt with loss; fewer [stop] versions, a"
         " larger epsilon, or a smaller model (adapters) need fewer",
     )
@@ -146,8 +148,8 @@ def drowned(settings: PrivacySettings, plan: Plan, parameters: int) -> tuple[str
 def check(
     settings: PrivacySettings, plan: Plan, schema: Schema, *, data: DataSettings, gate: bool
 ) -> None:
-    """Raise InvalidRunFile for a run in which something other than the noisy sum would tell of
-    members' data.
+    """Raise InvalidRunFile for a run that would reveal members' data by another way than the noisy
+    sum.
     """
     if not settings.on:
         return

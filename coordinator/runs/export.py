@@ -290,7 +290,7 @@ def _facts(
         bits=metrics.get("bits_per_byte"),
         solved=_solved(metrics) if about.declaration.measure == "share solved" else None,
         suites=source.suites,
-        privacy=privacy.spent(about.file.privacy, source.merges),
+        privacy=privacy.privacy_spent(about.file.privacy, source.merges),
     )
 
 

@@ -26,7 +26,7 @@ from shared.files.deletions import delete_file
 from shared.network.download_plan import LINK_CODEC
 from shared.protocol.limits import MIRROR_PIECE_BYTES
 from shared.protocol.versions import BlobRef, Downlink, Link, Snapshot, VersionManifest
-from shared.tensors.downlink import Following, round_weights, write_link
+from shared.tensors.downlink import LinkSettings, round_weights, write_link
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.snapshot import write_snapshot
@@ -140,7 +140,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[WrittenFile,
         return round_weights(order.master, order.schema, path), None
     rounded = order.version % order.plan.snapshot_every == 0
     link_codec = codec(LINK_CODEC)
-    how = Following(codec=link_codec, rounded=rounded, sync=True)
+    how = LinkSettings(codec=link_codec, rounded=rounded, sync=True)
     encoded, written = write_link(order.base.path, order.master, order.schema, (link, path), how)
     if written.sha256 == order.base.weights.sha256:  # volunteers would get the same weights again
         return written, None

@@ -292,7 +292,7 @@ class RunQueries:
                 *too_large(_memory(run, about), devices),
                 *(() if dataset is None else _dialogues_advice(run, dataset.manifest)),
                 *bounded(run.steps_provable),
-                *privacy.drowned(file.privacy, about.plan, about.parameters),
+                *privacy.noise_advice(file.privacy, about.plan, about.parameters),
                 *(alone(about.plan, noise=file.privacy.on) if about.at_members else ()),
             )
 
@@ -484,7 +484,9 @@ def _privacy(conn: Connection, run: RunRow, about: Definition) -> PrivacySpent |
     counted.
     """
     settings = about.file.privacy
-    return privacy.spent(settings, versions.count_merges(conn, run.id)) if settings.on else None
+    if not settings.on:
+        return None
+    return privacy.privacy_spent(settings, versions.count_merges(conn, run.id))
 
 
 def _memory(run: RunRow, about: Definition) -> int:

@@ -1,7 +1,7 @@
-"""AnnouncedBlobs of the blobs that this process writes.
+"""Announcements of the blobs that this process writes.
 
-A blob is announced in the database before it is written, and a sweep that deletes it ends its
-announcement: bytes written under an announcement are in the store for as long as its serial stands.
+A blob is announced in the database before it is written, and a sweep that deletes the blob ends its
+announcement: bytes written under an announcement are in the store while its serial is valid.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeAlias
 
-SERIALS_S = 7200.0  # a process registers what it wrote within this time, or writes it again
+SERIALS_S = 7200.0  # time in which a process registers a written blob, or else writes it again
 
 # Announces a name in the database; returns the serial of the announcement.
 Announcer: TypeAlias = Callable[[str], Awaitable[str]]
 
 
 async def unannounced(sha256: str) -> str:
-    """Announce nothing: this store has no database."""
+    """Announce no blob, for a store without a database."""
     return ""
 
 
@@ -29,7 +29,8 @@ class AnnouncedBlobs:
     def __init__(self, announce: Announcer) -> None:
         self._announce = announce
         self._serials: dict[str, str] = {}
-        self._ages = deque[tuple[float, str, str]]()  # instant, name and serial, oldest first
+        # times of writing (monotonic), names and serials, oldest first
+        self._ages = deque[tuple[float, str, str]]()
 
     @property
     def serials(self) -> Mapping[str, str]:
@@ -37,7 +38,7 @@ class AnnouncedBlobs:
 
     @asynccontextmanager
     async def writing(self, sha256: str) -> AsyncIterator[None]:
-        """Announce a blob; its serial is noted once the caller has written it."""
+        """Announce a blob, which the block writes; its serial is noted at the end of the block."""
         serial = await self._announce(sha256)
         yield
         self._serials[sha256] = serial

@@ -3,8 +3,8 @@ interface.
 
 A blob is durable when `put_*` returns: its file and its directory are synced, as POSIX requires for
 a rename. A failed sync is never retried: the kernel may have dropped the pages, so the caller must
-write the bytes again. The store does not know what a blob means, who may read it or when it is
-deleted; its callers do.
+write the bytes again. The meaning of a blob, the right to read it and its deletion are the callers'
+business.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from shared.files.disk_writes import sync_directory, write_private
 if TYPE_CHECKING:
     from coordinator.storage.staging import Staging
 
-# A download reads pieces of this size: FileResponse's 64 KiB were 7-11 x slower.
+# Size of the pieces of a download; starlette's FileResponse reads 64 KiB, 7 to 11 times slower.
 READ_BYTES = 1 << 20
-OWNER = "owner"  # file or object that names the coordinator of a store
+OWNER = "owner"  # name of the file or object with the name of the store's coordinator
 _NAME = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
-# Reads a file and returns the bytes [start, stop) that are needed.
+# Reads the header of a file and returns the ranges [start, stop) of bytes that are needed.
 FindSpans: TypeAlias = Callable[[BinaryIO], Iterable[tuple[int, int]]]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _BROKEN = {errno.EROFS, errno.EIO}  # errors after which a disk takes no more writes
 
-# A pool of its own, so that downloads never wait for a long merge in the default pool.
+# Threads for blob files, so that downloads never wait for a long merge in the default pool.
 _POOL = ThreadPoolExecutor(max_workers=8, thread_name_prefix="blob")
 
 
@@ -73,7 +73,7 @@ class BlobEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pieces(Protocol):
-    """Bytes in pieces; the caller must read to the end or `aclose`."""
+    """Stream of bytes in pieces; the caller must read to the end or call `aclose`."""
 
     def __aiter__(self) -> AsyncIterator[bytes | bytearray]: ...
 
@@ -85,8 +85,9 @@ class Pieces(Protocol):
 class BlobStore(Protocol):
     """Interface of a blob store.
 
-    Every method raises MissingBlob for a missing blob, StorageFull when space ran out. `staging`
-    holds running uploads if replicas share no files; volunteers can reach a `public` store too.
+    Every method raises MissingBlob for a missing blob, and StorageFull when no space is left.
+    `staging` holds uploads in progress if replicas share no files. Volunteers can reach a `public`
+    store.
     """
 
     staging: Staging | None
@@ -105,21 +106,23 @@ class BlobStore(Protocol):
         """Announce and store bytes; return their SHA-256."""
 
     async def store_file(self, sha256: str, path: Path) -> None:
-        """Move the file at `path` into the store. Durable, idempotent; the caller has hashed it,
-        and announced it if a sweep shall find it should nothing refer to it.
+        """Move the file at `path` into the store, durably; a repeated call does no harm.
+
+        The caller has hashed the file. Only an announced blob is found by a sweep if no reference
+        to it is ever stored.
         """
 
     async def local(self, sha256: str) -> Path:
         """Return a read-only local file with the blob's bytes, to be memory-mapped."""
 
     async def part(self, sha256: str, spans: FindSpans, into: Path) -> Path:
-        """Return a local file with at least some spans of the bytes, to be memory-mapped.
+        """Return a local file with at least these spans of the blob, to be memory-mapped.
 
-        This file is the blob's own, or a new file `into` with holes, which the caller deletes.
+        The file is the blob's own, or the new file `into` with holes, which the caller deletes.
         """
 
     async def hash(self, sha256: str) -> str:
-        """Read a stored blob in full, past any cache; return its SHA-256. This finds bit rot."""
+        """Read a stored blob in full, past any cache; return its SHA-256, which shows bit rot."""
 
     async def size(self, sha256: str) -> int: ...
 
@@ -127,8 +130,8 @@ class BlobStore(Protocol):
         """Return the bytes [start, stop) in reads of at most 1 MiB."""
 
     async def url(self, sha256: str) -> str:
-        """Return the address at which volunteers fetch the bytes from the store itself; "" where
-        they cannot.
+        """Return the address at which volunteers fetch the bytes from the store itself; "" if they
+        cannot reach the store.
         """
 
     async def delete(self, sha256: str, reason: Reason) -> None:
@@ -183,18 +186,18 @@ def sync_file(path: Path) -> None:
 
 
 async def in_pool(function: Callable[..., T], *args: object) -> T:
-    """Run blocking file work in the pool for it."""
+    """Run blocking work with files in the pool of this module."""
     return await asyncio.get_running_loop().run_in_executor(_POOL, function, *args)
 
 
 async def open_in_pool(function: Callable[..., R], *args: object) -> R:
-    """Open something in the pool; it is closed again when the caller was cancelled."""
+    """Open a resource in the pool; close it if the caller is cancelled."""
     return await open_in_thread(function, *args, pool=_POOL)
 
 
 def read_cached(file: BinaryIO, size: int) -> bytearray | None:
-    """Return the next bytes of an unbuffered file if they are in memory; None = a thread must read
-    them.
+    """Return the next bytes of an unbuffered file if the kernel has them in memory; None if a
+    thread must read them.
     """
     if not hasattr(os, "RWF_NOWAIT"):  # exists on Linux only
         return None
@@ -209,11 +212,10 @@ def read_cached(file: BinaryIO, size: int) -> bytearray | None:
 
 
 class FileStream:
-    """Stream of [start, stop) of an unbuffered file in reads of 1 MiB.
+    """Stream of the bytes [start, stop) of an unbuffered file in reads of 1 MiB.
 
-    Bytes in memory are read at once: a change of threads for each read took a quarter of the rate.
-    Otherwise a thread reads the next piece while the last one is sent. `aclose` closes the file,
-    also when nothing was read.
+    Bytes that the kernel has in memory are read without a thread: a change of threads for each read
+    cost a quarter of the rate. Otherwise a thread reads the next piece while the last one is sent.
     """
 
     def __init__(self, file: BinaryIO, start: int, stop: int) -> None:
@@ -237,9 +239,9 @@ class FileStream:
         if data is not None:
             self._left -= len(data)
             return data
-        return await self._waited(size)
+        return await self._read_in_thread(size)
 
-    async def _waited(self, size: int) -> bytes:
+    async def _read_in_thread(self, size: int) -> bytes:
         if self._pending is None:
             self._begin(size)
         assert self._pending is not None
@@ -269,7 +271,7 @@ class DiskBlobs:
         self._announced_blobs = AnnouncedBlobs(announce)
         self._scratch = root / "tmp"
         self._scratch.mkdir(parents=True, exist_ok=True)
-        if root.stat().st_mode & 0o777 != 0o700:  # else a read-only disk would refuse
+        if root.stat().st_mode & 0o777 != 0o700:  # a read-only disk refuses even an equal mode
             root.chmod(0o700)
 
     def _path(self, sha256: str) -> Path:

@@ -1,4 +1,4 @@
-"""Disk space: below the floor, or while a disk cannot be written, uploads are refused."""
+"""Watch of the disk space: uploads are refused below a floor, or while a disk takes no writes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shared.files.deletions import delete_file
 from shared.programs.machine_limits import disk_bytes
 from shared.text import size
 
-LOOK_S = 5.0
-RETRY_S = 30.0
+LOOK_S = 5.0  # time between two measurements
+RETRY_S = 30.0  # time after which a refused upload is worth another try
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk, which can still be read
 
@@ -29,8 +29,8 @@ def _free(path: Path) -> int:
     return disk_bytes(path)[0]
 
 
-def _write(path: Path) -> None:
-    """Write a file and remove it. Raises OSError where the disk takes no writes."""
+def _probe(path: Path) -> None:
+    """Write a file below `path` and remove it. Raises OSError if the disk takes no writes."""
     handle, name = tempfile.mkstemp(prefix="probe.", dir=path)
     try:
         os.write(handle, b"?")
@@ -40,7 +40,7 @@ def _write(path: Path) -> None:
 
 
 class Space:
-    """Watches the disks of the data directory and of the blobs."""
+    """Watch of the disks of the data directory and of the blobs (`scratch` is below the latter)."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Space:
         self._clock = clock
         self._free = free
         self._places = (path,) if scratch is None else (path, scratch)
-        self.broken = ""  # reason why a disk takes no writes, however much of it is free
-        self.full = ""  # reason why a disk has no room, whatever it reports as free
+        self.broken = ""  # reason why a disk takes no writes; "" if all take some
+        self.full = ""  # reason why a write found no room, whatever the disk reports as free
         self.read_only = not self._enough()
 
     def free_bytes(self) -> int:
@@ -63,7 +63,7 @@ class Space:
         return self._least()[0]
 
     def _least(self) -> tuple[int, Path]:
-        """Return the free bytes of the fuller disk, and its place; 0 of a disk that is away."""
+        """Return the free bytes of the fuller disk, and its path; a disk that is away has 0."""
         return min((self._free_on(place), place) for place in self._places)
 
     def _free_on(self, place: Path) -> int:
@@ -74,7 +74,7 @@ class Space:
 
     @property
     def why(self) -> str:
-        """Return why no new data is accepted; "" where it is."""
+        """Return the reason why no new data is accepted; "" while it is accepted."""
         if not self.read_only:
             return ""
         if self.broken or self.full:
@@ -83,7 +83,7 @@ class Space:
         return f"{size(free)} are free for {place}"
 
     def look(self) -> bool:
-        """Measure the free space and try to write; return whether new data is accepted."""
+        """Measure the free space and try to write; return True if new data is accepted."""
         short = not self._enough()
         if short != self.read_only:
             self.read_only = short
@@ -98,18 +98,18 @@ class Space:
         return not (self.broken or self.full) and self._least()[0] >= self.floor_bytes
 
     def _try(self) -> tuple[str, str]:
-        """Write to each disk; return why one takes no writes, and why one has no room."""
+        """Write to each disk; return the values for `broken` and `full`."""
         broken = full = ""
         for place in self._places:
             try:
-                _write(place)
+                _probe(place)
             except OSError as error:
                 reason = f"{place} cannot be written: {why(error)}"
                 broken, full = (broken, reason) if error.errno in NO_ROOM else (reason, full)
         return broken, full
 
     def check_command(self) -> None:
-        """Raise StorageFull where a command of the organiser would store more on a full disk."""
+        """Raise StorageFull if a disk is too full for an organiser's command that stores data."""
         if not self._enough():
             raise StorageFull(
                 self.broken

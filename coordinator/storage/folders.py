@@ -1,4 +1,4 @@
-"""Folders named by the organiser: made if missing, or refused with the path and the remedy."""
+"""Places that the organiser names: the data directory, and addresses of other stores."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from shared.errors import Configuration, why
 
 
 def is_address(place: str) -> bool:
-    """Return True for an address such as s3://bucket, also a misspelt one such as s3:/bucket; a
-    drive of Windows has one letter.
+    """Return True for an address such as s3://bucket, also a misspelt one such as s3:/bucket, but
+    not for a path on a drive of Windows, whose name is one letter.
     """
     return re.match(r"[A-Za-z][\w+.-]+:", place) is not None
 

@@ -41,13 +41,14 @@ from shared.files.deletions import Reason, delete_file
 from shared.programs.installation import missing_extra_error
 
 CACHE_BYTES_MAX = 32 << 30
-SIGNED = timedelta(minutes=15)  # validity of a URL
-# call, status and reason in an error that another try does not mend
+SIGNED = timedelta(minutes=15)  # validity of a signed URL
+# Patterns in the text of an error: the HTTP method, a status that another try does not mend, and
+# the store's reason.
 _CALL = re.compile(r"performing ([A-Z]+) http")
 _REFUSED = re.compile(r"status code: ((?:4(?!08|29)\d\d|501)[ \w]*)")
 _REASON = re.compile(r"<Code>(\w+)</Code>")
-READS = 2  # of a blob whose bytes have another hash, before it is damaged
-PUTS_AT_ONCE = 4  # parts of one file, 5 MiB each
+READS = 2  # downloads with a wrong hash after which a blob counts as damaged
+PUTS_AT_ONCE = 4  # parts of one file that are uploaded at once, 5 MiB each
 
 
 class StoreRefused(Unavailable):
@@ -57,7 +58,9 @@ class StoreRefused(Unavailable):
 
 
 class S3Blobs:
-    """Objects `prefix/ab/abcdef...` of a bucket. Raises Unavailable if the store is silent."""
+    """Blobs as objects `prefix/ab/abcdef...` of a bucket, with a local cache. Raises Unavailable if
+    the store does not answer.
+    """
 
     def __init__(
         self,
@@ -84,14 +87,14 @@ class S3Blobs:
                 url,
                 client_options={
                     "allow_http": plain,
-                    # time for a whole body: the default of 30 s would cut off a long one
+                    # limit for a whole body, where the default of 30 s would cut off a long one
                     "timeout": timedelta(days=1),
                     "read_timeout": timedelta(seconds=still_s),
                 },
                 retry_config={"retry_timeout": timedelta(seconds=retry_s)},
             )
         except Exception as error:
-            reason_line = str(error).partition("\n")[0]  # the rest is a dump of the error
+            reason_line = str(error).partition("\n")[0]  # a dump of the error follows
             raise Configuration(f"the object store {url} cannot be used: {reason_line}") from error
         self._obstore = obstore
         public = os.environ.get("AWS_ENDPOINT_URL_PUBLIC", "")
@@ -132,7 +135,9 @@ class S3Blobs:
         await in_pool(self._keep, sha256, path)
 
     async def put_object(self, key: str, data: Path | bytes, size: int) -> None:
-        """Store an object, even if the store is slow to confirm it."""
+        """Store an object of `size` bytes. A failed call is no error if the object is there with
+        this size: the store had only not confirmed it in time.
+        """
         try:
             await self._call(
                 self._obstore.put_async(self._store, key, data, max_concurrency=PUTS_AT_ONCE)
@@ -155,7 +160,9 @@ class S3Blobs:
         self._evict()
 
     def _evict(self) -> None:
-        """Drop the least recently used files; a memory-mapped file lives on until unmapped."""
+        """Delete the least recently used files of a full cache; the bytes of a memory-mapped file
+        stay until it is unmapped.
+        """
         files = [
             (p.stat().st_atime, p.stat().st_size, p) for p in self._cache.iterdir() if p.is_file()
         ]
@@ -193,7 +200,7 @@ class S3Blobs:
         path = self._cache / check_name(sha256)
         if await in_pool(path.is_file):
             return path
-        with absence(sha256):
+        with missing_object(sha256):
             size = await self.object_size(self.key(sha256))
             await in_pool(self._fill, self.key(sha256), size, spans, into)
         return into
@@ -219,7 +226,7 @@ class S3Blobs:
         return digest.hexdigest()
 
     async def _whole(self, sha256: str) -> AsyncGenerator[bytes, None]:
-        with absence(sha256):
+        with missing_object(sha256):
             size = await self.object_size(self.key(sha256))
             return await self.object_range(self.key(sha256), 0, size)
 
@@ -235,7 +242,7 @@ class S3Blobs:
         try:
             return (await in_pool((self._cache / check_name(sha256)).stat)).st_size
         except FileNotFoundError:
-            with absence(sha256):
+            with missing_object(sha256):
                 return await self.object_size(self.key(sha256))
 
     async def object_size(self, key: str) -> int:
@@ -248,19 +255,19 @@ class S3Blobs:
         try:
             file = await open_in_pool(lambda: path.open("rb", buffering=0))
         except FileNotFoundError:
-            with absence(sha256):
+            with missing_object(sha256):
                 return await self.object_range(self.key(sha256), start, stop)
         return FileStream(file, start, stop)
 
     async def object_range(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
-        """Return a part of an object as `open_range` does."""
+        """Return the bytes [start, stop) of an object, as `open_range` does for a blob."""
         if stop <= start:
             return _nothing()
         request = self._obstore.get_async(self._store, key, options={"range": (start, stop)})
         return self._pieces(await self._call(request))
 
     async def _pieces(self, download: Any) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes of a store's reply in pieces of at most READ_BYTES, as the disk store."""
+        """Yield the bytes of a store's reply in pieces of at most READ_BYTES."""
         stream = aiter(download.stream(min_chunk_size=READ_BYTES))
         while (data := await self._call(anext(stream, None))) is not None:
             view = memoryview(data)
@@ -271,9 +278,7 @@ class S3Blobs:
         return await self.signed("GET", self.key(sha256))
 
     async def signed(self, method: Literal["GET", "PUT"], key: str) -> str:
-        """Return a URL for one request about one object; "" where volunteers cannot reach the
-        store.
-        """
+        """Return a URL for one request to one object; "" if volunteers cannot reach the store."""
         if self._signing is None:
             return ""
         return str(await self._call(self._obstore.sign_async(self._signing, method, key, SIGNED)))
@@ -304,7 +309,7 @@ class S3Blobs:
                 yield BlobEntry(sha256=name, size=int(item["size"]), modified_at=modified)
 
     async def objects(self, prefix: str | None) -> AsyncIterator[Any]:
-        """List the stored objects below a prefix."""
+        """Yield obstore's metadata of the objects below a prefix (path, size, last_modified)."""
         batches = aiter(self._obstore.list(self._store, prefix=prefix))
         while (batch := await self._call(anext(batches, None))) is not None:
             for item in batch:
@@ -316,8 +321,8 @@ class S3Blobs:
 
 
 @contextmanager
-def absence(sha256: str) -> Iterator[None]:
-    """Turn the absence of a blob's object into MissingBlob."""
+def missing_object(sha256: str) -> Iterator[None]:
+    """Turn the block's NotFound, for the object of a blob, into MissingBlob."""
     try:
         yield
     except NotFound as error:
@@ -326,6 +331,7 @@ def absence(sha256: str) -> Iterator[None]:
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
+    """Turn the errors of obstore into NotFound, StoreRefused and Unavailable."""
     from obstore.exceptions import BaseError, NotFoundError
 
     try:

@@ -1,4 +1,4 @@
-"""Secret in a file of the organiser: a token or a key of another server."""
+"""Reading of a secret from a file of the organiser: a token, or the key of another server."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ BYTES_MAX = 4096
 
 
 def read_secret(path: Path, label: str) -> str:
-    """Return the one line of a file; "" without a file.
+    """Return the one line of a file; "" if there is no file. Errors call the secret `label`.
 
-    Raises Configuration when others can read it, or a request header cannot carry its text.
+    Raises Configuration when others can read the file, or a request header cannot carry its text.
     """
     try:
         with path.open("rb") as file:
@@ -32,5 +32,7 @@ def read_secret(path: Path, label: str) -> str:
 
 
 def is_secret(text: str) -> bool:
-    """Return True if a header may carry the text; other texts would be quoted whole in an error."""
+    """Return True if a request header may carry the text. For another text the HTTP library would
+    raise an error that quotes the secret.
+    """
     return text.isascii() and text.isprintable() and " " not in text

@@ -1,4 +1,4 @@
-"""Local copy of a few ranges of a stored object."""
+"""Local copy of a stored object that has only the ranges of bytes which were needed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FETCH_BYTES = 8 * READ_BYTES
 
 
 class SparseCopy(io.FileIO):
-    """File of an object's size with the fetched bytes, and holes between; reading fetches missing
-    bytes first.
+    """New file of an object's size, with holes in place of bytes that were not fetched; reading
+    fetches missing bytes first. `get` returns the object's bytes [start, stop).
     """
 
     def __init__(self, path: Path, size: int, get: Callable[[int, int], Any]) -> None:
@@ -23,7 +23,7 @@ class SparseCopy(io.FileIO):
         self.truncate(size)
         self._size = size
         self._get = get
-        self._newest = 0, 0
+        self._newest = 0, 0  # range that was fetched last
 
     def read(self, size: int | None = -1, /) -> bytes:
         start = self.tell()
@@ -31,7 +31,7 @@ class SparseCopy(io.FileIO):
         return super().read(size)
 
     def fetch(self, start: int, stop: int, ahead: int = 0) -> None:
-        """Copy the bytes [start, stop), and some ahead."""
+        """Copy the bytes [start, stop), and at least `ahead` bytes from `start` on."""
         if self._newest[0] <= start and min(stop, self._size) <= self._newest[1]:
             return
         stop, place = min(self._size, max(stop, start + ahead)), self.tell()

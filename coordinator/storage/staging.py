@@ -1,9 +1,9 @@
 """Uploads in progress in an object store: pieces as objects, so that any replica can continue them.
 
-uploads/UPLOAD/OFFSET-BYTES    the bytes of one request, or those of them that arrived
+uploads/UPLOAD/OFFSET-BYTES    a piece: the bytes of one request, or the beginning that arrived
 checked/NAME                   a copy of a piece, which is hashed: no signed URL leads to it
 
-The holder of a signed URL may write its piece at any instant, so a blob is made of the copy that
+The holder of a signed URL may overwrite its piece at any time, so a blob is made of the copy that
 was hashed, or of a local file, never of a piece.
 """
 
@@ -33,13 +33,15 @@ class StagedPiece(NamedTuple):
 
 
 class Staging:
-    """Pieces of uploads in the store of an `S3Blobs`. Raises Unavailable if the store is silent."""
+    """Pieces of uploads in the store of an `S3Blobs`. Raises Unavailable if the store does not
+    answer.
+    """
 
     def __init__(self, blobs: S3Blobs) -> None:
         self._blobs = blobs
 
     async def try_calls(self) -> None:
-        """Make each call to the store that a server needs. Raises StoreRefused."""
+        """Try each call to the store that a server needs. Raises StoreRefused for a refused one."""
         upload_id, data = f"try-{uuid4().hex}", uuid4().bytes
         sha256, path = hashlib.sha256(data).hexdigest(), self._blobs.scratch() / upload_id
         await in_pool(path.write_bytes, data)
@@ -52,9 +54,9 @@ class Staging:
         await self._blobs.delete(sha256, "scratch")
 
     async def pieces(self, upload_id: str) -> list[StagedPiece]:
-        """Return the consecutive pieces from the beginning.
+        """Return the pieces that follow one another from the beginning of the upload.
 
-        An abandoned request may have stored bytes that a later one sent again: of two pieces at one
+        A request may have stored bytes before it was abandoned and sent again: of two pieces at one
         offset the longer one counts, and a piece inside another is left out.
         """
         longest: dict[int, StagedPiece] = {}
@@ -66,27 +68,29 @@ class Staging:
             longest[offset] = max(
                 longest.get(offset, piece), piece, key=lambda staged: staged.bytes
             )
-        follow: list[StagedPiece] = []
-        while (piece := longest.get(end(follow))) is not None:  # type: ignore[assignment]
-            follow.append(piece)
-        return follow
+        chain: list[StagedPiece] = []
+        while (piece := longest.get(stored_bytes(chain))) is not None:  # type: ignore[assignment]
+            chain.append(piece)
+        return chain
 
     async def put(self, upload_id: str, offset: int, path: Path, size: int) -> None:
         """Store a piece, durably."""
         await self._blobs.put_object(_key(upload_id, offset, size), path, size)
 
     async def url(self, upload_id: str, offset: int, size: int) -> str:
-        """Return the address to which a volunteer uploads a piece itself; "" if there is none."""
+        """Return the address to which a volunteer uploads a piece itself; "" if volunteers cannot
+        reach the store.
+        """
         return await self._blobs.signed("PUT", _key(upload_id, offset, size))
 
     async def collect(self, upload_id: str, size: int, into: Path) -> str:
         """Write a complete upload into a file. Return the key of a copy in the store with the same
-        bytes, "" where several pieces make the upload; `release` deletes the copy.
+        bytes, or "" if the upload has several pieces; `release` deletes the copy.
 
-        Raises Unavailable where the store lacks bytes that it listed or confirmed before.
+        Raises Unavailable if the store lacks bytes that it listed or confirmed before.
         """
         pieces = await self.pieces(upload_id)
-        if end(pieces) != size:
+        if stored_bytes(pieces) != size:
             raise _absent()
         copy = f"{CHECKED}/{uuid4().hex}" if len(pieces) == 1 else ""
         try:
@@ -111,7 +115,7 @@ class Staging:
                         await in_pool(file.write, data)
 
     async def store(self, sha256: str, path: Path, copy: str) -> None:
-        """Make a blob of a file that was hashed, or of its copy in the store."""
+        """Make a blob of the file that `collect` wrote, or of its `copy` in the store."""
         if copy:
             await self._blobs.copy_object(copy, self._blobs.key(sha256))
             await self._blobs.keep(sha256, path)
@@ -119,7 +123,7 @@ class Staging:
             await self._blobs.store_file(sha256, path)
 
     async def release(self, copy: str) -> None:
-        """Delete a copy that `collect` made; "" is none."""
+        """Delete the copy that `collect` made; "" = there is none."""
         if copy:
             await self._blobs.delete_object(copy, "scratch")
 
@@ -143,8 +147,8 @@ def _key(upload_id: str, offset: int, size: int) -> str:
     return f"{FOLDER}/{upload_id}/{offset:016d}-{size:016d}"
 
 
-def end(pieces: list[StagedPiece]) -> int:
-    """Return the number of stored bytes."""
+def stored_bytes(pieces: list[StagedPiece]) -> int:
+    """Return the offset after the last of chain pieces: the number of stored bytes."""
     return pieces[-1].offset + pieces[-1].bytes if pieces else 0
 
 

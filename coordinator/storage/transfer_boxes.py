@@ -1,6 +1,8 @@
-"""Boxes of files in transit between an organiser's command and the server, deleted after a day.
+"""Boxes: folders of files in transit between an organiser's command and the server, deleted after a
+day.
 
-Boxes carry a dataset's sources in and an exported run out. Volunteers cannot reach them.
+A box carries a dataset's sources to the server, or an exported run from it. Volunteers cannot reach
+boxes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 KEPT_S = DAY_S
 SWEEP_S = HOUR_S
-BATCH_BYTES = 2 << 20
+BATCH_BYTES = 2 << 20  # bytes after which the disk space is checked and a file is written
 _BOX = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 

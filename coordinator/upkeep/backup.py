@@ -38,7 +38,7 @@ from coordinator.database.ledger import record_tree
 from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.storage.blobs import BlobStore, MissingBlob, in_pool, open_in_pool, storage_errors
 from coordinator.storage.folders import data_directory
-from coordinator.storage.open import open_blobs
+from coordinator.storage.open_blobs import open_blobs
 from coordinator.upkeep.store_mark import StoreMarks, check_unused, stored_mark
 from shared.clock import SystemClock
 from shared.decoding import decode

@@ -29,9 +29,9 @@ from shared.tensors.spec import TensorSpec, grid
 
 SPAN = 1 << 16  # elements: 256 KiB of float32 fit the second-level cache
 SCALE = "#scale"
-WORD_ELEMENTS, DRAWN_TOGETHER = 4, 16  # elements of a generator's word, and of one of its counts
+WORD_ELEMENTS, COUNT_ELEMENTS = 4, 16  # elements for a word, and for a count, of the generator
 _STEP = np.float32(2.0**-16)
-_INFINITE = 0x7F80  # bfloat16 bits from here on are infinite, NaN or negative
+_INFINITE = 0x7F80  # bfloat16 bits of this value or more are infinite, NaN or negative
 # Smaller numbers are subnormals, whose few digits would break the error bound: such blocks become
 # zero.
 _SMALLEST = 0x0080
@@ -42,8 +42,10 @@ U8 = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Dither:
-    """Random numbers that round a tensor's elements: a function of the seed, the tensor's name and
-    the element alone, so that any slice is rounded alone, with the same bytes on every machine.
+    """Random numbers that round a tensor's elements.
+
+    They depend on the seed, the tensor's name and the element alone, so any slice can be rounded
+    by itself, with the same bytes on every machine.
     """
 
     seed: int
@@ -57,7 +59,7 @@ class Dither:
         stream = int.from_bytes(sha256(b"round" + self.name.encode()).digest()[:8], "little")
         key = np.array([self.seed & ((1 << 64) - 1), stream], np.uint64)
         # One count of the generator is 256 bits: 16 bits for each of 16 elements.
-        random = np.random.Philox(key=key, counter=(self.start + start) // DRAWN_TOGETHER)
+        random = np.random.Philox(key=key, counter=(self.start + start) // COUNT_ELEMENTS)
         words = random.random_raw(-(-(stop - start) // WORD_ELEMENTS)).astype("<u8", copy=False)
         np.multiply(words.view("<u2")[: stop - start], _STEP, out=room)
         return room
@@ -72,25 +74,26 @@ class Kernel(Protocol):
         """
 
     def encode(self, numbers: F32, dither: Dither | None = None) -> tuple[Array, ...]:
-        """Encode a slice that begins on a chunk edge. Raises InvalidFrame if it is not finite."""
+        """Encode a slice that begins on a chunk edge; return the arrays for the tensors of `parts`.
+        Raises InvalidFrame if a number is not finite.
+        """
 
     def decode(
         self, parts: Sequence[Array], count: int, start: int, stop: int, room: F32 | None = None
     ) -> F32:
-        """Return elements [start, stop) from the flat parts of a tensor of `count`. Raises
-        InvalidFrame.
+        """Return elements [start, stop) of a tensor of `count` elements from its flat parts.
 
-        `room` is optional scratch space for the result.
+        `room` is optional scratch space for the result. Raises InvalidFrame for an invalid scale.
         """
 
     def square(self, parts: Sequence[Array], count: int, start: int, stop: int) -> float:
-        """Return the squared norm of a slice that begins on a chunk edge; finite if all numbers
-        are. Raises InvalidFrame.
+        """Return the squared norm of a slice that begins on a chunk edge; it is finite if all
+        numbers are. Raises InvalidFrame for an invalid scale.
         """
 
 
-class Decoded:
-    """Default of `square`: decodes the slice, for kernels without a shorter way."""
+class SquareByDecoding:
+    """Base of kernels whose `square` decodes the slice, since they have no shorter way."""
 
     __slots__ = ()
 
@@ -102,7 +105,7 @@ class Decoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Float32(Decoded):
+class Float32(SquareByDecoding):
     """Raw float32."""
 
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -119,7 +122,7 @@ class Float32(Decoded):
 
 
 @dataclass(frozen=True, slots=True)
-class Bfloat16(Decoded):
+class Bfloat16(SquareByDecoding):
     """Upper half of each float32, rounded to nearest even."""
 
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -172,7 +175,7 @@ class Blocks:
             if dither is None:
                 np.rint(scaled, out=scaled)
             else:
-                scaled += dither.draw(start, stop, _own.noise[: stop - start])
+                scaled += dither.draw(start, stop, _thread_scratch.noise[: stop - start])
                 np.floor(scaled, out=scaled)
                 np.clip(scaled, -self.limit, self.limit, out=scaled)  # a quotient is itself rounded
             np.copyto(codes[start:stop], scaled, casting="unsafe")
@@ -197,7 +200,7 @@ class Blocks:
         first = start // self.block
         scales = read_scales(parts[1][first : -(-stop // self.block)])
         if scales.size and not np.isfinite(scales.max() * np.float32(self.limit + 1)):
-            return Decoded.square(self, parts, count, start, stop)
+            return SquareByDecoding.square(self, parts, count, start, stop)
         total = 0.0
         for low, high in grid(stop - start, SPAN):
             here = scales[low // self.block : -(-high // self.block)].astype(np.float64)
@@ -219,7 +222,7 @@ class Blocks:
 
 
 def refuse_nonfinite(numbers: Array) -> None:
-    """Raise InvalidFrame for NaN and infinity: such an update would be rejected."""
+    """Raise InvalidFrame for NaN and infinity, since such an update would be rejected."""
     for start, stop in grid(numbers.size, SPAN):
         if not np.isfinite(numbers[start:stop]).all():
             raise InvalidFrame(
@@ -228,15 +231,15 @@ def refuse_nonfinite(numbers: Array) -> None:
 
 
 def sum_squares(numbers: Array) -> float:
-    """Return the sum of squares in float64, over spans in order, without fused operations or BLAS,
-    so that it is the same on every machine and for any number of threads.
+    """Return the sum of squares in float64, with the same bits on every machine and for any number
+    of threads: spans are added in order, without fused operations or BLAS.
 
     The square of a float32 never overflows float64, so the sum is finite exactly when every number
     is.
     """
     total = 0.0
     for start, stop in grid(numbers.size, SPAN):
-        wide = _own.doubles[: stop - start]
+        wide = _thread_scratch.doubles[: stop - start]
         np.copyto(wide, numbers[start:stop])
         np.multiply(wide, wide, out=wide)
         total += float(wide.sum())
@@ -244,7 +247,9 @@ def sum_squares(numbers: Array) -> float:
 
 
 def block_peaks(numbers: F32, block: int) -> F32:
-    """Return the largest magnitude of each block; not finite if one of its numbers is not."""
+    """Return the largest magnitude of each block, which is not finite if one of its numbers is
+    not.
+    """
     peaks = np.empty(-(-numbers.size // block), np.int32)
     for start, stop in grid(numbers.size, SPAN):
         bits = _scratch(stop - start).view(np.int32)
@@ -257,10 +262,10 @@ def block_peaks(numbers: F32, block: int) -> F32:
 
 
 def scale_blocks(peaks: F32, limit: int) -> tuple[U16, F32]:
-    """Return blocks' bfloat16 scales from their largest magnitudes, and the inverses (0 for
-    zeros).
+    """Return the bfloat16 scales of blocks from their largest magnitudes, and the inverses of the
+    scales, 0 for a scale of zero.
     """
-    # Round up; the numbers are not negative and far from infinity.
+    # Scales are rounded up. They are not negative, and far from infinity.
     wide = (peaks / np.float32(limit)).view(np.uint32)
     wide += np.uint32(0xFFFF)
     wide &= np.uint32(0xFFFF0000)
@@ -279,7 +284,7 @@ def read_scales(bits: U16) -> F32:
     return float_from_bf16(bits)
 
 
-class _Own(threading.local):
+class _ThreadScratch(threading.local):
     """Scratch arrays of a thread, reused: new ones would not be in the processor's cache."""
 
     def __init__(self) -> None:
@@ -288,12 +293,12 @@ class _Own(threading.local):
         self.doubles: npt.NDArray[np.float64] = aligned(SPAN, dtype=np.float64)
 
 
-_own = _Own()
+_thread_scratch = _ThreadScratch()
 
 
 def _scratch(count: int) -> F32:
     """Return a scratch array of `count` float32, valid until this thread's next call."""
-    return _own.floats[:count]
+    return _thread_scratch.floats[:count]
 
 
 def _spread(values: F32, block: int) -> F32:
@@ -304,8 +309,8 @@ def _spread(values: F32, block: int) -> F32:
 
 
 def pack_nibbles(codes: I8) -> U8:
-    """Pack two codes in [-8, 7] a byte, each plus 8, lower half first; an odd last one with a
-    zero.
+    """Pack two codes in [-8, 7] into a byte, each plus 8, the lower half first; a code without a
+    neighbour is packed with a zero.
     """
     raised = np.full(codes.size + codes.size % 2, 8, np.uint8)
     raised[: codes.size] += codes.view(np.uint8)  # two's complement: adding 8 wraps into 0..15

@@ -23,7 +23,7 @@ from shared.errors import InvalidFrame
 from shared.proofs.signing import canonical, digest
 from shared.tensors.blocks import SCALE, SPAN, refuse_nonfinite
 from shared.tensors.frame import NUMPY, FrameWriter, WrittenFile, open_frame, schema_of_file
-from shared.tensors.quantize import Codec, EncodedUpdate, telling
+from shared.tensors.quantize import Codec, EncodedUpdate, naming_tensor
 from shared.tensors.slices import (
     F32,
     Array,
@@ -38,21 +38,22 @@ from shared.tensors.update import Delta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Following:
-    """Settings for writing or applying a link."""
+class LinkSettings:
+    """Settings for the writing or the application of a link."""
 
     codec: Codec
-    rounded: bool  # rounded to bfloat16
-    sync: bool = False  # whether the result must survive a power cut
+    rounded: bool  # True: the resulting weights are rounded to bfloat16
+    sync: bool = False  # True: the resulting file survives a power cut
 
 
 def write_link(
-    base: Path, master: Path, schema: Schema, files: tuple[Path, Path], how: Following
+    base: Path, master: Path, schema: Schema, files: tuple[Path, Path], how: LinkSettings
 ) -> tuple[EncodedUpdate, WrittenFile]:
     """Write the link from the published weights `base` towards the master weights, and the
-    resulting published weights.
+    published weights that result from it.
 
-    `files` are the two paths. Raises InvalidFrame, StorageFull, OSError.
+    `files` are the paths of the link and of the resulting weights. Raises InvalidFrame,
+    StorageFull, OSError.
     """
     link, path = files
     with ExitStack() as stack:
@@ -71,8 +72,12 @@ def write_link(
         return encoded, writer.close()
 
 
-def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Following) -> WrittenFile:
-    """Write a link's resulting published weights. Raises InvalidFrame, StorageFull, OSError."""
+def follow_link(
+    base: Path, link: Path, schema: Schema, path: Path, how: LinkSettings
+) -> WrittenFile:
+    """Apply a link to the published weights `base`; write the resulting ones to `path`. Raises
+    InvalidFrame, StorageFull, OSError.
+    """
     with ExitStack() as files:
         old = ArrayReader(files.enter_context(open_frame(base, schema)), schema)
         step = files.enter_context(how.codec.decode(link, schema))
@@ -108,11 +113,10 @@ def round_weights(master: Path, schema: Schema, path: Path) -> WrittenFile:
 
 
 def schema_of_link(base: Path, link: Path, sha256: str) -> Schema:
-    """Return the schema of a cached base and its link, checked against the hash in a signed
-    manifest.
+    """Return the schema of the weights `base`, checked against its SHA-256 in a signed manifest.
 
-    Parameters are the tensors that the link quantises; integer tensors are counters. Raises
-    InvalidFrame, OSError.
+    The header of a file has no roles: parameters are the tensors that the link quantises, counters
+    those of integers, buffers the others. Raises InvalidFrame, OSError.
     """
     scaled = {spec.name for spec in schema_of_file(link) if spec.name.endswith(SCALE)}
     schema = tuple(_with_role(spec, scaled) for spec in schema_of_file(base))
@@ -154,7 +158,7 @@ class _PublishedFile:
         else:
             with np.errstate(over="ignore", invalid="ignore"):  # checked below
                 np.subtract(numbers, minus, out=into)
-        with telling(spec.name):
+        with naming_tensor(spec.name):
             refuse_nonfinite(into)
         if self._rounded and plain:
             float_from_bf16(bf16_from_float(into), into)

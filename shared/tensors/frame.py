@@ -82,7 +82,7 @@ class Frame(Mapping[str, Array]):
         return self._header.span(name)
 
     def close(self) -> None:
-        """Unmap the file, now or when the last array from it is gone."""
+        """Unmap the file, or let its last array do so."""
         if isinstance(self._buffer, mmap.mmap):
             try:
                 self._buffer.close()
@@ -120,8 +120,8 @@ def open_frame(path: Path, schema: Schema, *, copy_on_write: bool = False) -> Fr
 
 
 def torch_tensors(path: Path, schema: Schema) -> dict[str, torch.Tensor]:
-    """Return the tensors of a mapped file, whose changes never reach it. Raises InvalidFrame,
-    OSError.
+    """Return the tensors of a mapped file, which changes of a tensor never reach. Raises
+    InvalidFrame, OSError.
     """
     import torch
 
@@ -146,18 +146,18 @@ def _read_header(file: BinaryIO, size: int, limit: int) -> Header:
 
 
 class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished file."""
+    """Hash and size of a finished file."""
 
     sha256: str
     size: int  # bytes
 
 
 class FrameWriter:
-    """Write a tensor file chunk by chunk, tensors in the order of the schema. Use as a context
-    manager.
+    """Writer of a tensor file, chunk by chunk, with the tensors in the order of the schema; a
+    context manager.
 
-    The file gets its name only when complete (hashed, with `sync` synced); a failure leaves nothing
-    behind. Raises InvalidFrame for data that does not fit the schema, StorageFull, OSError.
+    The file gets its name only when it is complete, hashed and with `sync` synced; a failure leaves
+    no file behind. Raises InvalidFrame for data that does not fit the schema, StorageFull, OSError.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class FrameWriter:
         return np.frombuffer(room, dtype)
 
     def close(self) -> WrittenFile:
-        """Finish the file, which must have all tensors."""
+        """Finish the file; return its hash and size. Raises InvalidFrame if a tensor is missing."""
         spec = self._current()
         if spec is not None:
             self._refuse(f"{spec.name!r} has {self._filled} of its {spec.count} elements")
@@ -221,7 +221,7 @@ class FrameWriter:
             self._sink.abort()
 
     def _take(self, name: str, count: int) -> np.dtype[Any]:
-        """Count elements as written; return their type."""
+        """Count `count` elements of a tensor as written; return their type."""
         spec = self._current()
         if spec is None or spec.name != name:
             expected = repr(spec.name) if spec else "nothing more"
@@ -272,7 +272,9 @@ class FrameWriter:
 
 
 def schema_of(tensors: Mapping[str, Array]) -> Schema:
-    """Return the schema of arrays, all as parameters. Raises InvalidFrame for other dtypes."""
+    """Return the schema of arrays, all as parameters. Raises InvalidFrame for a dtype that
+    safetensors lacks.
+    """
     specs = []
     for name, array in tensors.items():
         if array.dtype not in _SAFETENSORS:

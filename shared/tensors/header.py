@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Parsed header; `data_start` is where the buffer begins in the file."""
+    """Parsed header; `data_start` is the offset of the buffer in the file."""
 
     entries: dict[str, Entry]
     metadata: dict[str, str]
@@ -141,7 +141,9 @@ def check_cover(header: Header, file_bytes: int) -> None:
 
 
 def render_header(schema: Schema, metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return length and JSON for tensors in schema order, the same bytes for the same input."""
+    """Return the bytes of a header: its length, and the JSON for tensors in schema order. The same
+    input gives the same bytes.
+    """
     by_name(schema)
     document: dict[str, object] = {}
     if metadata:
@@ -172,6 +174,7 @@ def _metadata(raw: object) -> dict[str, str]:
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return the fields of a JSON object. Raises ValueError if a key occurs twice."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a key occurs twice")

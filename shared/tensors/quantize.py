@@ -1,7 +1,7 @@
 """Codecs: the wire form of an update, and its reading slice by slice for a merge.
 
-The codec's kernel encodes parameters. Every codec stores buffers as absolute float32 and counters
-as int64, first in the file, which keeps them aligned.
+The codec's kernel encodes parameters. Every codec stores buffers as absolute float32 values and
+counters as int64. Both come first in the file, where they are aligned.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ Echo: TypeAlias = Callable[[TensorSpec, int, F32], None]  # parameter, first ele
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedUpdate:
-    """Finished update file."""
+    """Hash and size of a finished update file."""
 
     sha256: str
     size: int  # bytes
 
 
 class Cut(NamedTuple):
-    """Elements [start, stop) of a flat tensor, a piece of the chunk grid."""
+    """Elements [start, stop) of a flat tensor: a piece of the chunk grid."""
 
     spec: TensorSpec
     start: int
@@ -60,7 +60,7 @@ class Cut(NamedTuple):
 
 
 class DecodedUpdate(Mapping[str, Array]):
-    """Update decoded on demand: float32, and int64 counters."""
+    """Update that is decoded when it is read: float32 arrays, int64 for counters."""
 
     def __init__(self, frame: Frame, schema: Schema, kernel: Kernel) -> None:
         self.schema = schema
@@ -78,17 +78,17 @@ class DecodedUpdate(Mapping[str, Array]):
         if spec.role != "parameter":
             return wire[0][start:stop]
         # a hostile scale gives infinities, which `inspect` reports
-        with telling(name), np.errstate(over="ignore"):
+        with naming_tensor(name), np.errstate(over="ignore"):
             return self._kernel.decode(wire, spec.count, start, stop, room)
 
     def square(self, name: str, start: int, stop: int) -> float:
-        """Return the squared norm of a slice on the chunk grid; finite when all numbers are. Raises
-        like `read`.
+        """Return the squared norm of a slice on the chunk grid, which is finite if all numbers are.
+        Raises as `read` does.
         """
         spec = self._specs[name]
         if spec.role != "parameter":
             return sum_squares(self.read(name, start, stop))
-        with telling(name), np.errstate(over="ignore"):
+        with naming_tensor(name), np.errstate(over="ignore"):
             return self._kernel.square(self._flat(name), spec.count, start, stop)
 
     def _flat(self, name: str) -> Sequence[Array]:
@@ -129,7 +129,7 @@ class Codec:
 
     def wire_schema(self, schema: Schema) -> Schema:
         """Return the tensors that a file of this codec must hold, in their order."""
-        carried = [_carried(spec) for spec in schema if spec.role != "parameter"]
+        carried = [_wire_spec(spec) for spec in schema if spec.role != "parameter"]
         carried.sort(key=lambda spec: spec.dtype != "I64")
         encoded = [
             part for spec in schema if spec.role == "parameter" for part in self.kernel.parts(spec)
@@ -148,15 +148,16 @@ class Codec:
     ) -> EncodedUpdate:
         """Write an update (a mapping of arrays, or a `Delta`) to `path`.
 
-        With a `seed`, that of the task, codes are rounded at random, and their mean is the update;
-        without one to the nearest. `echo` receives the written numbers of every parameter, in
-        order, piece by piece. Raises InvalidFrame, StorageFull, OSError.
+        With a `seed` (the task's) codes are rounded at random, so that their mean is the update;
+        without one they are rounded to the nearest. `echo` receives the numbers that a receiver
+        will decode, parameter by parameter and piece by piece. Raises InvalidFrame, StorageFull,
+        OSError.
         """
         wire, source = self.wire_schema(schema), _reader(tensors, schema)
         with FrameWriter(path, wire, {"codec": self.name}) as writer:
             for spec in wire:
                 if spec.role != "parameter":
-                    _carry(spec, source, writer)
+                    _write_unencoded(spec, source, writer)
             for spec in schema:
                 if spec.role == "parameter":
                     self._encode(spec, source, writer, seed, echo)
@@ -199,7 +200,7 @@ class Codec:
         for start, stop in grid(spec.count, WALK_ELEMENTS):
             numbers = source.read(spec.name, start, stop)
             dither = None if seed is None else Dither(seed, spec.name, start)
-            with telling(spec.name):
+            with naming_tensor(spec.name):
                 parts = self.kernel.encode(numbers, dither)
             if echo:
                 echo(spec, start, self.kernel.decode(parts, stop - start, 0, stop - start))
@@ -210,22 +211,23 @@ class Codec:
                 writer.write(name, piece)
 
 
-def _carried(spec: TensorSpec) -> TensorSpec:
+def _wire_spec(spec: TensorSpec) -> TensorSpec:
+    """Return the spec of a buffer or a counter in the file."""
     whole = spec.dtype in INTEGERS
     return TensorSpec(spec.name, spec.shape, "I64" if whole else "F32", spec.role)
 
 
-def _carry(spec: TensorSpec, source: SliceReader, writer: FrameWriter) -> None:
+def _write_unencoded(spec: TensorSpec, source: SliceReader, writer: FrameWriter) -> None:
     for start, stop in grid(spec.count):
         numbers = source.read(spec.name, start, stop)
-        with telling(spec.name):
+        with naming_tensor(spec.name):
             refuse_nonfinite(numbers)
         writer.write(spec.name, numbers)
 
 
 @contextlib.contextmanager
-def telling(name: str) -> Iterator[None]:
-    """Add the tensor's name to InvalidFrame."""
+def naming_tensor(name: str) -> Iterator[None]:
+    """Add a tensor's name to the message of an InvalidFrame of the block."""
     try:
         yield
     except InvalidFrame as error:
@@ -237,8 +239,8 @@ def _reader(tensors: Tensors | SliceReader, schema: Schema) -> SliceReader:
 
 
 CODECS: Mapping[str, Codec] = {
-    found.name: found
-    for found in (
+    kind.name: kind
+    for kind in (
         Codec("float32", Float32()),
         Codec("bf16", Bfloat16()),
         Codec("int8", Blocks(limit=127, block=256)),

@@ -1,4 +1,4 @@
-"""Lossless compression of floats by zstd, with all their first bytes together, and so on.
+"""Lossless compression of floats by zstd: all first bytes together, then all second bytes, etc.
 
 Float32 and bfloat16 weights shrink to 0.68 - 0.84 of their size (measured); quantised codes gain
 under 2 %.
@@ -51,8 +51,8 @@ def pack_bytes(data: bytes) -> bytes:
 
 
 def unpack_bytes(data: bytes, size_max: int) -> bytes:
-    """Return the unpacked bytes, at most `size_max`, and unpack at most one more. Raises
-    InvalidFrame.
+    """Return the unpacked bytes. Raises InvalidFrame for damaged data, and for more than `size_max`
+    bytes, of which at most one more is unpacked.
     """
     decoder = zstd.ZstdDecompressor(
         options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX}
@@ -69,7 +69,9 @@ def unpack_bytes(data: bytes, size_max: int) -> bytes:
 
 
 def read_piece(file: BinaryIO, unpacked: int, label: str) -> bytes:
-    """Return the next packed piece, at most `unpacked` + SLACK_BYTES. Raises InvalidFrame."""
+    """Return the next packed piece of a file, whose unpacked size is `unpacked` bytes; `label`
+    names the file. Raises InvalidFrame for a piece that is too long or cut off.
+    """
     head = file.read(LENGTH.size)
     if len(head) == LENGTH.size:
         (length,) = LENGTH.unpack(head)
@@ -82,7 +84,9 @@ def read_piece(file: BinaryIO, unpacked: int, label: str) -> bytes:
 
 
 def read_array(file: BinaryIO, kind: np.dtype[Any], count: int, label: str) -> npt.NDArray[Any]:
-    """Return the next `count` numbers of a packed file. Raises InvalidFrame."""
+    """Return the next `count` numbers of a packed file, which errors call `label`. Raises
+    InvalidFrame.
+    """
     ranks = range(kind.itemsize)
     planes = [unpack_bytes(read_piece(file, count, label), count) for _ in ranks]
     return from_planes(planes, kind, count)

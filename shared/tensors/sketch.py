@@ -1,8 +1,8 @@
 """Sketches of updates: a few hundred numbers that preserve the angle between two updates, by which
 an audit compares them.
 
-    found = drawn(schema, secret, most)   elements, and their signs
-    sketch(update, found)                 (D,) float32: sums of M elements, each with a random sign
+    places = draw_places(schema, secret, most)   elements, and their signs
+    sketch(update, places)                       (D,) float32: sums of M elements with random signs
 
 The elements are short stretches of the parameters, drawn by a secret, so that a cheater does not
 know which ones count. If two updates have the cosine 1 - d, the sketches' cosine is off by about
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float32]
 
-NUMBERS = 256  # D
-STRETCH = 128  # elements that are read together
-AUDIT_STRETCHES = 128  # stretches for the sums of an audit
+NUMBERS = 256  # numbers of a sketch, D
+STRETCH = 128  # elements of a stretch, which are read together
+AUDIT_STRETCHES = 128  # most stretches for the sums of an audit
 
 
 class Slices(Protocol):
@@ -38,14 +38,16 @@ class Slices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Stretches of parameters, and the signs of their elements, (D, M)."""
+    """Stretches of tensors, of M elements together, and the signs of the elements."""
 
-    stretches: tuple[tuple[str, int, int], ...]
-    signs: Floats
+    stretches: tuple[tuple[str, int, int], ...]  # tensor, first element, element after the last
+    signs: Floats  # (D, M), 1 or -1
 
 
-def drawn(schema: Schema, secret: bytes, most: int, role: Role = "parameter") -> Places:
-    """Draw at most `most` stretches, and signs; a secret gives the same ones on every machine."""
+def draw_places(schema: Schema, secret: bytes, most: int, role: Role = "parameter") -> Places:
+    """Draw at most `most` stretches of the tensors of a role, and signs for each number of a
+    sketch. The same secret gives the same places on every machine.
+    """
     parameters = [spec for spec in schema if spec.role == role and spec.count]
     blocks = np.array([-(-spec.count // STRETCH) for spec in parameters], np.int64)
     ends = np.cumsum(blocks)
@@ -64,23 +66,23 @@ def drawn(schema: Schema, secret: bytes, most: int, role: Role = "parameter") ->
     return Places(tuple(stretches), signs * 2 - 1)
 
 
-def sketch(update: Slices, where: Places) -> Floats:
+def sketch(update: Slices, places: Places) -> Floats:
     """Return the sketch of an update or a version, (D,) float32."""
-    parts = [update.read(name, start, stop) for name, start, stop in where.stretches]
+    parts = [update.read(name, start, stop) for name, start, stop in places.stretches]
     values = np.concatenate(parts) if parts else np.zeros(0, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        projection: Floats = where.signs @ values
+        projection: Floats = places.signs @ values
     return projection
 
 
-def sums(update: Slices, schema: Schema, seed: int) -> Floats:
+def audit_sums(update: Slices, schema: Schema, seed: int) -> Floats:
     """Return the sums of an update that an audit compares, (2 D,) float32: of the parameters, then
     of the buffers.
     """
     roles: tuple[Role, ...] = ("parameter", "buffer")
     secret = seed.to_bytes(8, "big")
-    places = [drawn(schema, secret, AUDIT_STRETCHES, role) for role in roles]
-    return np.concatenate([sketch(update, where) for where in places])
+    drawn = [draw_places(schema, secret, AUDIT_STRETCHES, role) for role in roles]
+    return np.concatenate([sketch(update, places) for places in drawn])
 
 
 def _number(secret: bytes) -> int:

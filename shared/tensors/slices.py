@@ -27,7 +27,9 @@ class SliceReader(Protocol):
 
 
 class ArrayReader:
-    """Slices of arrays in memory: a dict, a `Frame`, torch on the CPU. Raises InvalidFrame."""
+    """Slices of tensors in a mapping: a dict of arrays, a `Frame`, or torch tensors on the CPU.
+    Raises InvalidFrame for a tensor that does not fit the schema.
+    """
 
     def __init__(self, tensors: Mapping[str, object], schema: Schema) -> None:
         self._tensors = tensors
@@ -64,14 +66,18 @@ class ArrayReader:
 
 
 def to_float32(array: Array, dtype: str) -> F32:
-    """Return a tensor's numbers as float32; BF16 is uint16 in a frame, float32 in other arrays."""
+    """Return a tensor's numbers as float32. BF16 tensors are uint16 bits in a frame, and already
+    float32 in other mappings.
+    """
     if dtype == "BF16" and array.dtype == np.uint16:
         return float_from_bf16(array)
     return array.astype(np.float32, copy=False)
 
 
 def bf16_from_float(numbers: F32) -> U16:
-    """Round to nearest even; finite values stay finite (the largest round down)."""
+    """Return the bits of numbers rounded to bfloat16, to nearest even. Finite numbers stay finite:
+    the largest are rounded down.
+    """
     bits = np.ascontiguousarray(numbers).view(np.uint32)
     sign = (bits >> 16).astype(np.uint16) & np.uint16(0x8000)
     magnitude = bits & np.uint32(0x7FFFFFFF)
@@ -85,7 +91,9 @@ def bf16_from_float(numbers: F32) -> U16:
 
 
 def float_from_bf16(bits: U16, room: F32 | None = None) -> F32:
-    """Return bfloat16, the upper half of a float32, as float32; in the start of `room` if given."""
+    """Return the float32 numbers of bfloat16 bits, the upper halves of float32; they are written
+    into the start of `room` if it is given.
+    """
     wide = np.empty(bits.shape, np.uint32) if room is None else room[: bits.size].view(np.uint32)
     np.copyto(wide, bits)
     wide <<= 16

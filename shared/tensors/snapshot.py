@@ -1,6 +1,4 @@
-"""Snapshot: packed weights whose parameters are bfloat16 numbers.
-
-The file has half the bytes, shuffled and compressed, without loss.
+"""Snapshot: a file of published weights whose parameters are bfloat16 numbers, packed without loss.
 
     magic | length, compressed schema | for each tensor in the order of the schema, for each chunk
     of its grid, for each byte of a number (first, second): length, all these bytes compressed
@@ -36,11 +34,13 @@ from shared.tensors.slices import Array, bf16_from_float, float_from_bf16
 from shared.tensors.spec import Schema, TensorSpec, grid
 
 MAGIC = b"VSNAP\x00\x00\x01"
-WHAT = "a snapshot"
+LABEL = "a snapshot"
 
 
 def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> WrittenFile:
-    """Pack weights (arrays, or a `Frame`). Raises InvalidFrame if one is no bfloat16, OSError."""
+    """Pack weights (arrays, or a `Frame`) into a new file. Raises InvalidFrame for a parameter that
+    is not bfloat16, and OSError.
+    """
     sha256, size = hashlib.sha256(), 0
     with path.open("xb") as file:
 
@@ -69,12 +69,12 @@ def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> WrittenFil
         file = files.enter_context(path.open("rb"))
         if file.read(len(MAGIC)) != MAGIC:
             raise InvalidFrame("this is not a snapshot of weights")
-        schema = _schema(read_piece(file, HEADER_BYTES_MAX, WHAT), schema_sha256)
+        schema = _schema(read_piece(file, HEADER_BYTES_MAX, LABEL), schema_sha256)
         writer = files.enter_context(FrameWriter(weights, schema, sync=False))
         for spec in schema:
             kind = NUMPY["BF16"] if _rounded(spec) else NUMPY[spec.dtype]
             for start, stop in grid(spec.count):
-                values = read_array(file, kind, stop - start, WHAT)
+                values = read_array(file, kind, stop - start, LABEL)
                 writer.write(spec.name, float_from_bf16(values) if _rounded(spec) else values)
         if file.read(1):
             raise InvalidFrame("a snapshot has bytes after its last tensor")
@@ -82,6 +82,7 @@ def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> WrittenFil
 
 
 def _rounded(spec: TensorSpec) -> bool:
+    """Return True if a snapshot stores the tensor as bfloat16."""
     return spec.role == "parameter" and spec.dtype == "F32"
 
 

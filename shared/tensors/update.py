@@ -17,7 +17,9 @@ VARIANCE = "running_var"  # PyTorch's name of a running variance
 
 
 class Delta(Mapping[str, Array]):
-    """Base minus local for parameters, local values of buffers and counters; computed when read."""
+    """Update of local training, computed when it is read: base minus local for parameters, the
+    local values of buffers and counters.
+    """
 
     def __init__(
         self, base: Mapping[str, object], local: Mapping[str, object], schema: Schema
@@ -64,7 +66,8 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
-    """Measure norms, finiteness and variances of an update file, whose hash was checked on arrival.
+    """Measure the norms of an update file, and find numbers that are not finite and variances below
+    zero. The caller has checked the file's hash.
 
     Raises InvalidFrame, OSError when it cannot be read.
     """

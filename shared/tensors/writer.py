@@ -1,11 +1,12 @@
-"""File that is written, hashed and, if it must survive a power cut, synced in parallel.
+"""Writer of a file that writes and hashes its bytes while the next ones are computed, and syncs it
+meanwhile if it must survive a power cut.
 
     fill a buffer ──> a thread writes and hashes it, while others are filled
-                                     └──> every few MiB another thread syncs what is there
+                                     └──> every few MiB another thread syncs the file so far
 
 Computing, hashing and syncing take about as long each; in sequence they took most of the time of a
-merge. Unsynced files are written without threads: volunteers write them, and the other cores
-belong to the machine's owner.
+merge. Files that are not synced are written without threads: volunteers write them, and the other
+cores belong to the machine's owner.
 """
 
 from __future__ import annotations
@@ -26,43 +27,45 @@ SMALL_BYTES = 16 << 20  # for a smaller file threads cost more than they save
 SYNC_BYTES = 8 << 20  # growth after which a file is synced again
 
 
-class Syncing:
-    """Syncs a growing file regularly, so that the last sync is short; one thread at a time."""
+class BackgroundSync:
+    """Sync of a growing file in a thread, every few MiB, so that the last sync is short."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._thread = ThreadPoolExecutor(1, "sync")  # begins with the first sync
-        self._grown = 0
+        self._unsynced = 0  # bytes since the start of the newest sync
         self._running: Future[None] | None = None
 
-    def grew(self, count: int) -> None:
-        """Count `count` bytes as written; start a sync when enough have gathered.
+    def add(self, count: int) -> None:
+        """Count `count` bytes as written; start a sync after every SYNC_BYTES.
 
         Raises OSError when an earlier sync failed, because its bytes may be lost.
         """
-        self._grown += count
-        if self._grown >= SYNC_BYTES and (self._running is None or self._running.done()):
-            self._settle()
-            self._grown = 0
+        self._unsynced += count
+        if self._unsynced >= SYNC_BYTES and (self._running is None or self._running.done()):
+            self._wait()
+            self._unsynced = 0
             self._running = self._thread.submit(os.fsync, self._descriptor)
 
     def end(self) -> None:
-        """Wait for the running sync, before the file is closed. Raises OSError like `grew`."""
+        """Wait for the running sync, before the file is closed. Raises OSError as `add` does."""
         self.abort()
-        self._settle()
+        self._wait()
 
     def abort(self) -> None:
         """Wait for the running sync and ignore its errors."""
         self._thread.shutdown()
 
-    def _settle(self) -> None:
+    def _wait(self) -> None:
         running, self._running = self._running, None
         if running is not None:
             running.result()
 
 
 class Sink:
-    """Writes a tensor file piece by piece and hashes it. Errors may concern earlier bytes."""
+    """New file that is written piece by piece and hashed. An OSError may be about bytes of earlier
+    calls.
+    """
 
     def __init__(self, path: Path, size: int, *, sync: bool) -> None:
         """Open a new file of about `size` bytes."""
@@ -74,7 +77,7 @@ class Sink:
         self._thread = (
             ThreadPoolExecutor(1, "sink") if large else None
         )  # one thread, so that bytes keep their order
-        self._syncing = Syncing(self._file.fileno()) if large else None
+        self._syncing = BackgroundSync(self._file.fileno()) if large else None
         room = min(PIECE_BYTES, max(1, size))
         self._buffers = deque(
             aligned(room, dtype=np.uint8).data for _ in range(PIECES if large else 1)
@@ -89,7 +92,7 @@ class Sink:
         Raises OSError.
         """
         if self._filled + count > len(self._buffers[0]):
-            self._pass_on()
+            self._write_buffer()
         start, self._filled = self._filled, self._filled + count
         self.size += count
         return self._buffers[0][start : self._filled]
@@ -104,7 +107,7 @@ class Sink:
 
     def close(self) -> str:
         """Finish the file; return its SHA-256. Raises OSError; after that, call `abort`."""
-        self._pass_on()
+        self._write_buffer()
         while self._waiting:
             self._waiting.popleft().result()
         if self._syncing is not None:
@@ -122,7 +125,7 @@ class Sink:
             self._syncing.abort()
         self._file.close()
 
-    def _pass_on(self) -> None:
+    def _write_buffer(self) -> None:
         piece, self._filled = self._buffers[0][: self._filled], 0
         if self._thread is None:
             self._put(piece)
@@ -138,4 +141,4 @@ class Sink:
             left = left[self._file.write(left) :]
         self._hash.update(piece)
         if self._syncing is not None:
-            self._syncing.grew(len(piece))
+            self._syncing.add(len(piece))

@@ -269,7 +269,7 @@ class Decoder(Reader, Protocol):
         """Read one token of each slot (slots ascending); return logits (len(slots), V)."""
 
 
-def fitting(schema: Schema, weights: Weights) -> dict[str, torch.Tensor]:
+def fit_weights(schema: Schema, weights: Weights) -> dict[str, torch.Tensor]:
     """Return the weights of a schema. Raises InvalidFrame for one that is missing or misshapen."""
     tensors: dict[str, torch.Tensor] = {}
     for spec in schema:

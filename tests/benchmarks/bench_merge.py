@@ -180,13 +180,6 @@ def aggregation_rows(frames: Sequence[Frame], schema: Schema, repeats: int) -> l
     mean = ours(Mean(), group, walk)
     compared: list[tuple[str, Callable[[], None], str, Callable[[], None], float | None]] = [
         ("mean, result checked", mean, "plain", plain, PLAIN_GOAL),
-        (
-            "mean, each norm and NaN checked",
-            ours(Mean(norms=True), group, walk),
-            "plain",
-            plain,
-            None,
-        ),
         ("mean, 2 threads", ours(Mean(), group, walk, 2), "plain", plain, None),
         (
             "mean, result checked",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.storage.blobs import BlobStore, DiskBlobs, MissingBlob, Pieces, check_name
-from coordinator.storage.open import open_blobs
+from coordinator.storage.open_blobs import open_blobs
 from coordinator.storage.s3 import S3Blobs, StoreRefused
 from shared.errors import BadRequest, Configuration, Unavailable
 from tests.support.wayward_store import PIECE_BYTES, WaywardStore

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coordinator.aggregation import step
+from coordinator.aggregation import merge_step
 from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
@@ -234,7 +234,7 @@ class Arena:
         inputs = [found for who, one in enumerate(sent) if (found := self._judge(one, who))]
         self._base, before = self._folder / f"base-{number + 1}", self._base
         while inputs:
-            order = step.MergeOrder(
+            order = merge_step.MergeOrder(
                 plan=self._plan,
                 schema=self._subject.schema,
                 base=before,
@@ -242,15 +242,15 @@ class Arena:
                 inputs=tuple(inputs),
             )
             try:
-                step.run(order, self._base, self._folder / "state")
+                merge_step.merge_model(order, self._base, self._folder / "state")
                 return
             except NotFinite as error:  # as the merger does: the culprits are set aside
                 inputs = [one for at, one in enumerate(inputs) if at not in error.positions]
         self._base = before
 
-    def _judge(self, sent: Sent, who: int) -> step.Input | None:
+    def _judge(self, sent: Sent, who: int) -> merge_step.Input | None:
         if not self._cell.checked:
-            return step.Input(path=sent.path, codec="float32", weight=1.0)
+            return merge_step.Input(path=sent.path, codec="float32", weight=1.0)
         measured = measure(sent.path, self._subject.schema, "float32")
         evidence = Evidence(
             submit=SubmitRequest(
@@ -281,7 +281,9 @@ class Arena:
             self.refused["hostile" if who < self._bad else "honest"] += 1
             return None
         self._norms.append(measured.norm / STEPS)
-        return step.Input(path=sent.path, codec="float32", weight=verdict.weight, clip=verdict.clip)
+        return merge_step.Input(
+            path=sent.path, codec="float32", weight=verdict.weight, clip=verdict.clip
+        )
 
     def _read(self) -> Weights:
         with open_frame(self._base, self._subject.schema) as frame:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.aggregate import Mean, merge, prepare
 from coordinator.aggregation.cohort import cohort, pieces
-from coordinator.aggregation.private import NoiseTerms, PrivateMean
+from coordinator.aggregation.private_mean import NoiseTerms, PrivateMean
 from coordinator.aggregation.robust import Aggregator
-from coordinator.plan.privacy import PrivacySettings, epsilon_after, resolved
+from coordinator.plan.privacy import PrivacySettings, epsilon_after, fill_in
 from tests.experiments.cells import Row, arguments, results, work_off
 from tests.experiments.digits import (
     CLASSES,
@@ -52,7 +52,7 @@ class Cell:
     @property
     def settings(self) -> PrivacySettings:
         """Return the settings whose noise spends the budget over all rounds."""
-        return resolved(PrivacySettings(epsilon=self.epsilon, delta=DELTA, clip=CLIP), ROUNDS)
+        return fill_in(PrivacySettings(epsilon=self.epsilon, delta=DELTA, clip=CLIP), ROUNDS)
 
     def rule(self, count: int, key: str) -> Aggregator:
         if not self.clip:

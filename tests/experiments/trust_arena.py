@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coordinator.aggregation import step
+from coordinator.aggregation import merge_step
 from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
@@ -352,13 +352,13 @@ class Arena:
             side = "hostile" if one.who < self._cell.hostile else "honest"
             self._weight[side] += share / sum(given)
         inputs = [
-            step.Input(path=one.path, codec=self._cell.codec, weight=share, clip=one.clip)
+            merge_step.Input(path=one.path, codec=self._cell.codec, weight=share, clip=one.clip)
             for one, share in zip(sent, given, strict=True)
             if share > 0
         ]
         target = self._folder / "next"
         while inputs:
-            order = step.MergeOrder(
+            order = merge_step.MergeOrder(
                 plan=self._plan,
                 schema=self._subject.schema,
                 base=self._base,
@@ -366,7 +366,7 @@ class Arena:
                 inputs=tuple(inputs),
             )
             try:
-                step.run(order, target, self._folder / "state")
+                merge_step.merge_model(order, target, self._folder / "state")
                 break
             except NotFinite as error:
                 inputs = [one for at, one in enumerate(inputs) if at not in error.positions]

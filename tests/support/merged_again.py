@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.aggregation import step
+from coordinator.aggregation import merge_step
 from coordinator.aggregation.shards import split
 from coordinator.database import contributions, merge_jobs, merges, runs, versions
 from coordinator.database.versions import VersionRow
@@ -168,11 +168,11 @@ def _log(conn: Connection, name: str) -> list[_Entry]:
     return found
 
 
-def _merge(order: step.MergeOrder, shards: int, folder: Path) -> tuple[str, _Files]:
+def _merge(order: merge_step.MergeOrder, shards: int, folder: Path) -> tuple[str, _Files]:
     """Merge once into a folder; return hash and files of the result."""
     weights, state = folder / "weights", folder / "state"
     if not shards:
-        outcome = step.run(order, weights, state)
+        outcome = merge_step.merge_model(order, weights, state)
         return outcome.weights.sha256, _Files(
             weights=weights, state=(state,) if outcome.state else ()
         )
@@ -180,12 +180,12 @@ def _merge(order: step.MergeOrder, shards: int, folder: Path) -> tuple[str, _Fil
     held = [index for index, shard in enumerate(pieces) if shard]
     surveys = [folder / f"survey-{index}" for index in held]
     for index, survey in zip(held, surveys, strict=True):
-        step.survey_shard(order, pieces[index], survey)
+        merge_step.survey_shard(order, pieces[index], survey)
     made, states = {}, []
     for index in held:
         made[index] = folder / f"part-{index}"
         part = folder / f"state-{index}"
-        if step.merge_shard(order, pieces[index], surveys, made[index], part).state:
+        if merge_step.merge_shard(order, pieces[index], surveys, made[index], part).state:
             states.append(part)
-    written = step.assemble(order.schema, pieces, made, weights, order.metadata)
+    written = merge_step.assemble(order.schema, pieces, made, weights, order.metadata)
     return written.sha256, _Files(weights=weights, state=tuple(states))

@@ -19,7 +19,7 @@ from shared.files.deletions import delete_file
 from shared.network.download_plan import Route, routes
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
-from shared.tensors.downlink import Following, follow_link, schema_of_link
+from shared.tensors.downlink import LinkSettings, follow_link, schema_of_link
 from shared.tensors.frame import WrittenFile
 from shared.tensors.quantize import codec
 from shared.tensors.snapshot import unpack_snapshot
@@ -100,7 +100,7 @@ class Weights:
         for link in route.links:
             file, into = files[link.blob.sha256], self._cache.scratch_file(size)
             schema = schema_of_link(path, file, manifest.schema_sha256)
-            how = Following(codec=codec(link.codec), rounded=link.rounded)
+            how = LinkSettings(codec=codec(link.codec), rounded=link.rounded)
             written = follow_link(path, file, schema, into, how)
             path = self._adopt(into, written, link.weights)
         return path

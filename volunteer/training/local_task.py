@@ -24,7 +24,7 @@ from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence, figure
 from shared.tensors.frame import open_frame, torch_tensors
 from shared.tensors.quantize import Codec, EncodedUpdate, codec
-from shared.tensors.sketch import sums
+from shared.tensors.sketch import audit_sums
 from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import Delta
@@ -276,7 +276,7 @@ class LocalTask:
         try:
             self._encode(part.tensors, path, audit_codec)
             with audit_codec.decode(path, self._schema) as update:
-                return sums(update, self._schema, audit.seed).astype("<f4").tobytes()
+                return audit_sums(update, self._schema, audit.seed).astype("<f4").tobytes()
         finally:
             delete_file(path, "scratch")
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.workloads.base import Weights, fitting
+from shared.workloads.base import Weights, fit_weights
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape, Shape
 from shared.workloads.causal_lm.config import (
@@ -158,12 +158,12 @@ def build(
 
     Raises InvalidFrame if the weights are another model's, NotFound if a library is missing.
     """
-    tensors = fitting(schema(config), weights)
+    tensors = fit_weights(schema(config), weights)
     tensors = {name: value.to(device, torch.float32, copy=True) for name, value in tensors.items()}
     module = _empty(config.shape)
     whole = tensors
     if config.frozen:
-        needed = fitting(architectures.schema(config.shape), frozen or {})
+        needed = fit_weights(architectures.schema(config.shape), frozen or {})
         if base_precision != "float32":
             _hold(module, config, needed, device, base_precision)
         there = {name for name, _ in module.named_parameters()}

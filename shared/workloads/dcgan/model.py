@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from shared.workloads.base import Weights, fitting
+from shared.workloads.base import Weights, fit_weights
 from shared.workloads.dcgan.config import DcganConfig, Layer, schema
 
 _SLOPE = 0.2  # slope of the leaky activation
@@ -72,7 +72,7 @@ def _discriminator(layers: list[Layer]) -> Iterator[tuple[str, nn.Module]]:
 def build(config: DcganConfig, weights: Weights, device: str) -> Dcgan:
     """Build both networks on `device` with copies of `weights`. Raises InvalidFrame."""
     specs = schema(config)
-    tensors = fitting(specs, weights)
+    tensors = fit_weights(specs, weights)
     for spec in specs:
         dtype = torch.int64 if spec.role == "counter" else torch.float32
         tensors[spec.name] = tensors[spec.name].to(device, dtype, copy=True)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from shared.workloads.base import Weights, fitting
+from shared.workloads.base import Weights, fit_weights
 from shared.workloads.gpt.config import GptConfig, schema
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
 
@@ -206,7 +206,7 @@ def build(config: GptConfig, weights: Weights, device: str) -> Gpt:
     """
     tensors = {
         name: tensor.to(device, torch.float32, copy=True)
-        for name, tensor in fitting(schema(config), weights).items()
+        for name, tensor in fit_weights(schema(config), weights).items()
     }
     with torch.device("meta"):  # no memory, no random numbers: the weights are loaded
         model = Gpt(config)

@@ -16,7 +16,7 @@ from coordinator.database import key_values, unreferenced_blobs
 from coordinator.database.engine.open_database import file_of
 from coordinator.services import Coordinator, opened
 from coordinator.storage.blobs import BlobStore
-from coordinator.storage.open import open_blobs
+from coordinator.storage.open_blobs import open_blobs
 from coordinator.upkeep.backup import backup, restore
 from coordinator.upkeep.store_mark import LEASE_S, RENEW_S, stored_mark
 from coordinator.upkeep.upkeep import ORPHAN_AGE_S

@@ -16,7 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.aggregation import kernels
-from coordinator.aggregation.aggregate import Mean, merge, merge_counters, prepare, settle, survey
+from coordinator.aggregation.aggregate import (
+    Mean,
+    merge,
+    merge_counters,
+    merge_factors,
+    prepare,
+    survey,
+)
 from coordinator.aggregation.cohort import Floats, NotFinite, cohort, pieces
 from coordinator.aggregation.robust import MEDIAN
 from coordinator.aggregation.shards import split
@@ -86,7 +93,7 @@ def test_shards_survey_apart_and_settle_together(name: str, large: list[Arrays])
         for piece, part in zip(shard, survey(rule, group, shard), strict=True)
     }
     canonical = [parts[piece.spec.name, piece.start] for piece in pieces(LARGE)]
-    assert settle(rule, group, canonical).tobytes() == whole.tobytes()
+    assert merge_factors(rule, group, canonical).tobytes() == whole.tobytes()
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
@@ -122,18 +129,6 @@ def test_blas_threads_do_not_change_a_byte() -> None:
         for threads in ("1", "4")
     }
     assert len(digests) == 1
-
-
-def test_the_norms_seen_on_the_way_are_the_contributions_own(large: list[Arrays]) -> None:
-    group, grid = cohort(large, [1.0] * 5), pieces(LARGE)
-    rule = Mean(norms=True)
-    total, own = np.zeros(5), 0.0
-    for part in merge(rule, group, prepare(rule, group, grid), grid):
-        assert part.squares is not None
-        total += part.squares
-        own += part.square
-    np.testing.assert_allclose(np.sqrt(total), np.linalg.norm(stack(large), axis=1), rtol=1e-5)
-    np.testing.assert_allclose(math.sqrt(own), np.linalg.norm(stack(large).mean(axis=0)), rtol=1e-5)
 
 
 def test_a_walk_that_is_given_up_ends_its_threads() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.aggregation.cohort import Floats, cohort, pieces
-from coordinator.aggregation.private import NoiseTerms, PrivateMean
+from coordinator.aggregation.private_mean import NoiseTerms, PrivateMean
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
 from tests.support.contributions import Arrays, contributions, flat, merged
 
@@ -62,7 +62,7 @@ def test_no_rounding_of_a_factor_lets_an_update_count_more_than_the_clip(
 ) -> None:
     group = cohort(contributions(len(norms)), [1.0] * len(norms))
     rule = PrivateMean(terms([f"member {number}" for number in range(len(norms))]))
-    factors = rule.settle(group, np.square(norms)).astype(np.float64)
+    factors = rule.factors(group, np.square(norms)).astype(np.float64)
     assert (factors * norms <= CLIP / DIVISOR).all()
 
 
@@ -76,7 +76,7 @@ def test_an_update_without_weight_takes_nobodys_portion() -> None:
 
 def test_nothing_is_merged_before_the_norms_are_known() -> None:
     with pytest.raises(ValueError, match="survey"):
-        PrivateMean(terms(["a"])).settle(cohort(contributions(1), [1.0]), None)
+        PrivateMean(terms(["a"])).factors(cohort(contributions(1), [1.0]), None)
 
 
 def test_an_update_below_the_clip_counts_whole() -> None:

@@ -87,7 +87,7 @@ def test_the_median_of_very_many_is_taken_in_short_rows() -> None:
     (piece,) = pieces((TensorSpec("x", (40_000,)),))
     out = np.empty(40_000, np.float32)
     group = cohort(crowd, [1.0] * 300)
-    MEDIAN.fill(group, MEDIAN.settle(group, None), piece, out)
+    MEDIAN.fill(group, MEDIAN.factors(group, None), piece, out)
     np.testing.assert_array_equal(out, np.median(np.stack([flat(one) for one in crowd]), axis=0))
     assert max(one.longest for one in crowd) * 300 * 4 <= kernels.ROOM_BYTES
 

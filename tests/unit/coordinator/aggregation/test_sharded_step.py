@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 
 from coordinator.aggregation.cohort import NotFinite
-from coordinator.aggregation.server_optimizer import Push
-from coordinator.aggregation.shards import Shard, split
-from coordinator.aggregation.step import (
+from coordinator.aggregation.merge_step import (
     Input,
     MergeOrder,
     assemble,
+    merge_model,
     merge_shard,
     norm_of,
-    run,
     survey_shard,
 )
+from coordinator.aggregation.server_optimizer import Push
+from coordinator.aggregation.shards import Shard, split
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from shared.errors import InvalidFrame
@@ -129,7 +129,7 @@ class Run:
         """One merge at once; its figures."""
         weights = self.folder / f"version-{self.version + 1}"
         state = self.folder / f"state-{self.version + 1}"
-        outcome = run(self.order(threads), weights, state)
+        outcome = merge_model(self.order(threads), weights, state)
         self._done(outcome.weights.sha256, [state] if outcome.state else [])
         return outcome.update_norm
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.aggregation.server_optimizer import Push
-from coordinator.aggregation.step import (
+from coordinator.aggregation.merge_step import (
     Input,
     MergeOrder,
     MergeOutput,
-    run,
+    merge_model,
 )
+from coordinator.aggregation.server_optimizer import Push
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from shared.errors import InvalidFrame
@@ -77,7 +77,7 @@ def merge(
         **extra,  # type: ignore[arg-type]
     )
     out = folder / f"out-{threads}-{state is not None}"
-    outcome = run(order, out, folder / f"{out.name}-state")
+    outcome = merge_model(order, out, folder / f"{out.name}-state")
     with open_frame(out, SCHEMA) as frame:
         return outcome, {name: frame.array(name).copy() for name in frame}
 
@@ -142,7 +142,7 @@ def test_each_update_is_opened_once(folder: Path, monkeypatch: pytest.MonkeyPatc
         opened.append(name)
         return codec(name)
 
-    monkeypatch.setattr("coordinator.aggregation.step.codec", counted)
+    monkeypatch.setattr("coordinator.aggregation.merge_step.codec", counted)
     merge(folder, plan({"aggregate": "norm-clip"}), [1.0, 1.0, 1.0])
     assert len(opened) == 3
 

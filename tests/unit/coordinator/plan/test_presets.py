@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from coordinator.aggregation.merge_step import Input, MergeOrder, merge_model
 from coordinator.aggregation.server_optimizer import Push
-from coordinator.aggregation.step import Input, MergeOrder, run
 from coordinator.plan.plan import plan
 from coordinator.plan.presets import PRESETS
 from coordinator.rules import run_file
@@ -129,7 +129,7 @@ def _merge(folder: Path, name: str, seeds: dict[int, float], **order: Any) -> No
     base, state = folder / name, folder / f"{name}-state"
     known = (state,) if state.exists() else ()
     made = MergeOrder(schema=SCHEMA, base=base, state=known, inputs=tuple(inputs), **order)
-    run(made, folder / "new", folder / "new-state")
+    merge_model(made, folder / "new", folder / "new-state")
     (folder / "new").replace(base)
     (folder / "new-state").replace(state)
 

@@ -16,11 +16,11 @@ from coordinator.plan.privacy import (
     MERGES_MAX,
     PrivacySettings,
     check,
-    drowned,
     epsilon_after,
+    fill_in,
     merges_within,
-    resolved,
-    spent,
+    noise_advice,
+    privacy_spent,
 )
 from coordinator.rules.run_file import DataSettings
 from shared.errors import Configuration, InvalidRunFile
@@ -72,7 +72,7 @@ def test_nothing_was_published_before_the_first_merge() -> None:
 def test_the_least_noise_uses_the_budget_and_not_more(
     epsilon: float, versions: int, delta: float
 ) -> None:
-    settings = resolved(PrivacySettings(epsilon=epsilon, clip=1.0, delta=delta), versions)
+    settings = fill_in(PrivacySettings(epsilon=epsilon, clip=1.0, delta=delta), versions)
     assert epsilon_after(settings, versions) <= epsilon
     assert settings.merges >= versions
     assert epsilon_after(settings, settings.merges) <= epsilon
@@ -81,7 +81,7 @@ def test_the_least_noise_uses_the_budget_and_not_more(
 
 
 def test_a_smaller_number_of_merges_is_kept() -> None:
-    settings = resolved(msgspec.structs.replace(BUDGET, noise=4.0, merges=3), 0)
+    settings = fill_in(msgspec.structs.replace(BUDGET, noise=4.0, merges=3), 0)
     assert settings.merges == 3 < merges_within(settings)
 
 
@@ -101,13 +101,13 @@ def test_settings_that_protect_nothing_are_refused(
     settings: PrivacySettings, versions: int, words: str
 ) -> None:
     with pytest.raises(InvalidRunFile) as refusal:
-        resolved(settings, versions)
+        fill_in(settings, versions)
     assert words in refusal.value.message
     assert "[privacy]" in refusal.value.message
 
 
 def test_a_run_without_privacy_is_left_alone() -> None:
-    assert resolved(PrivacySettings(), 0) == PrivacySettings()
+    assert fill_in(PrivacySettings(), 0) == PrivacySettings()
     check(PrivacySettings(), plan({"aggregate": "median"}), WEIGHTS, data=DataSettings(), gate=True)
 
 
@@ -157,13 +157,13 @@ def test_noise_that_drowns_the_updates_is_told(
     noise: float, quorum: int, parameters: int, warned: bool
 ) -> None:
     settings = msgspec.structs.replace(BUDGET, noise=noise)
-    advice = drowned(settings, plan({"quorum": quorum}), parameters)
+    advice = noise_advice(settings, plan({"quorum": quorum}), parameters)
     assert bool(advice) == warned
     assert all("quorum" in sentence and "250 members" in sentence for sentence in advice)
 
 
 def test_a_run_without_privacy_is_told_of_no_noise() -> None:
-    assert drowned(PrivacySettings(noise=1.0), plan({"quorum": 1}), 1_000_000) == ()
+    assert noise_advice(PrivacySettings(noise=1.0), plan({"quorum": 1}), 1_000_000) == ()
 
 
 @pytest.mark.parametrize("noise", [0.3, 0.7, 1.0, 2.0, 2.5])
@@ -177,29 +177,29 @@ def test_the_budget_allows_as_many_merges_as_cost_no_more(noise: float) -> None:
 
 def test_no_budget_allows_merges_without_end() -> None:
     settings = PrivacySettings(epsilon=1000.0, clip=1.0, noise=1e6)
-    assert merges_within(settings) == resolved(settings, 0).merges == MERGES_MAX
+    assert merges_within(settings) == fill_in(settings, 0).merges == MERGES_MAX
 
 
 def test_what_is_spent_is_said() -> None:
-    settings = resolved(msgspec.structs.replace(BUDGET, noise=4.0, delta=1e-6), 9)
-    cost = spent(settings, 3)
+    settings = fill_in(msgspec.structs.replace(BUDGET, noise=4.0, delta=1e-6), 9)
+    cost = privacy_spent(settings, 3)
     assert cost is not None
     assert cost.epsilon == epsilon_after(settings, 3)
     assert cost.planned == epsilon_after(settings, settings.merges)
     assert (cost.budget, cost.delta, cost.noise, cost.clip) == (8.0, 1e-6, 4.0, 1.0)
     assert (cost.merges, cost.merges_max) == (3, settings.merges)
     assert f"after 3 of {settings.merges} merges" in cost.text
-    assert spent(PrivacySettings(), 3) is None
+    assert privacy_spent(PrivacySettings(), 3) is None
 
 
 def test_without_the_library_no_run_begins_and_a_begun_one_keeps_its_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = resolved(msgspec.structs.replace(BUDGET, noise=4.0), 9)
+    settings = fill_in(msgspec.structs.replace(BUDGET, noise=4.0), 9)
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(Configuration, match=r"\[privacy\] needs the extra `privacy`"):
-        resolved(BUDGET, 9)
-    cost = spent(settings, 3)
+        fill_in(BUDGET, 9)
+    cost = privacy_spent(settings, 3)
     assert cost is not None
     assert (cost.epsilon, cost.planned, cost.merges_max) == (None, None, settings.merges)
     assert "budget 8" in cost.text
@@ -210,6 +210,6 @@ def test_a_file_that_cannot_be_is_refused_before_the_library_is_asked_for(
 ) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(InvalidRunFile, match="needs clip"):
-        resolved(PrivacySettings(epsilon=8.0), 9)
+        fill_in(PrivacySettings(epsilon=8.0), 9)
     with pytest.raises(InvalidRunFile, match="versions"):
-        resolved(BUDGET, 0)
+        fill_in(BUDGET, 0)

@@ -24,7 +24,7 @@ from coordinator.rules.audits import (
 )
 from coordinator.rules.checks import Likeness, Redone
 from shared.protocol.limits import AUDIT_BYTES
-from shared.tensors.sketch import sums
+from shared.tensors.sketch import audit_sums
 from shared.tensors.slices import ArrayReader
 from shared.tensors.spec import Role, TensorSpec
 from tests.support.examples import examples
@@ -111,11 +111,11 @@ def test_sums_made_up_or_of_another_seed_fail(seed: int) -> None:
     schema = (TensorSpec(name="w", shape=(60_000,), dtype="F32", role="parameter"),)
     random_ = np.random.default_rng(seed)
     update = Memory(random_.standard_normal(60_000).astype(np.float32))
-    right = sums(update, schema, seed)
+    right = audit_sums(update, schema, seed)
     assert len(right.tobytes()) == AUDIT_BYTES
     assert agree(likeness(right.tobytes(), right.tobytes()))
     invented = random_.standard_normal(512).astype(np.float32)
-    other = sums(update, schema, seed ^ 5)
+    other = audit_sums(update, schema, seed ^ 5)
     for wrong in (invented, other, 1.2 * right, -right, np.zeros(512, np.float32)):
         answer = wrong.astype(np.float32).tobytes()
         assert made_up(likeness(right.tobytes(), answer), redone())
@@ -128,8 +128,8 @@ def test_an_audit_compares_buffers_too() -> None:
     )
     values = {name: np.random.default_rng(1).standard_normal(5_000, np.float32) for name in "wm"}
     whole = {"w": 1e-3 * values["w"], "mean": values["m"]}
-    own = sums(ArrayReader(whole, schema), schema, 7).tobytes()
+    own = audit_sums(ArrayReader(whole, schema), schema, 7).tobytes()
     poisoned = whole | {"mean": 1.3 * whole["mean"]}
-    theirs = sums(ArrayReader(poisoned, schema), schema, 7).tobytes()
+    theirs = audit_sums(ArrayReader(poisoned, schema), schema, 7).tobytes()
     assert agree(likeness(own, own))
     assert not agree(likeness(own, theirs))

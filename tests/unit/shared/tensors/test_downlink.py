@@ -18,7 +18,7 @@ from shared.errors import InvalidFrame
 from shared.proofs.signing import canonical, digest
 from shared.tensors.blocks import SCALE, Blocks, Kernel
 from shared.tensors.downlink import (
-    Following,
+    LinkSettings,
     follow_link,
     round_weights,
     schema_of_link,
@@ -33,7 +33,7 @@ from shared.tensors.update import Delta, inspect
 from tests.support.examples import examples
 
 INT8 = codec("int8")
-PLAIN = Following(codec=INT8, rounded=False)
+PLAIN = LinkSettings(codec=INT8, rounded=False)
 MODEL: Schema = (
     TensorSpec("w", (40, 30)),
     TensorSpec("mean", (6,), "F32", "buffer"),
@@ -79,7 +79,7 @@ class Chain:
             move = self.rng.standard_normal(array.shape) * scale
             self.master[name] = array + 1 if name == "steps" else (array - move).astype("f4")
         master, link = self.master_file(), self.file("link")
-        how = Following(codec=self.codec, rounded=self.rounded, sync=True)
+        how = LinkSettings(codec=self.codec, rounded=self.rounded, sync=True)
         made = write_link(before, master, MODEL, (link, self.file("published")), how)
         assert made[0].sha256 == hashlib.sha256(link.read_bytes()).hexdigest()
         self.written = made[1]
@@ -110,7 +110,7 @@ def test_the_chain_and_the_snapshots_are_the_same_bits_over_200_versions(
         before, held = held, tmp_path / f"held-{version}"
         link = server.file("link")
         schema = schema_of_link(before, link, NAME)
-        how = Following(codec=chosen, rounded=server.rounded)
+        how = LinkSettings(codec=chosen, rounded=server.rounded)
         made = follow_link(before, link, schema, held, how)
         assert made == server.written
         assert held.read_bytes() == server.file("published").read_bytes()
@@ -185,7 +185,7 @@ def test_the_server_publishes_what_its_link_leads_to_whatever_a_model_is_made_of
 ) -> None:
     base, master = weights(tmp_path / "base", 1), weights(tmp_path / "master", 2)
     link, published = tmp_path / "link", tmp_path / "published"
-    how = Following(codec=INT8, rounded=rounded)
+    how = LinkSettings(codec=INT8, rounded=rounded)
     encoded, written = write_link(base, master, MIXED, (link, published), how)
     assert follow_link(base, link, MIXED, tmp_path / "held", how) == written
     with (
@@ -215,7 +215,7 @@ def test_equal_weights_have_equal_hashes_whatever_version_they_are_of(tmp_path: 
     server.master["steps"] = server.master["steps"] - 1
     assert server.written != first  # its counter
     link = server.file("link")
-    how = Following(codec=INT8, rounded=True)
+    how = LinkSettings(codec=INT8, rounded=True)
     base, files = server.file("published", 0), (link, tmp_path / "same")
     _, again = write_link(base, server.master_file(), MODEL, files, how)
     assert again == first

@@ -12,26 +12,27 @@ from coordinator.aggregation import kernels
 from coordinator.aggregation.cohort import Cohort, Doubles, Floats, TensorPiece
 from coordinator.aggregation.robust import Aggregator
 
-ROUNDING = 1e-6  # keeps sums of rounded factors below the clip
+ROUNDING = 1e-6  # relative reduction of the factors, whose rounded sum must not exceed the clip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseTerms:
     """Terms of a private mean, fixed when the merge begins."""
 
-    clip: float  # most norm with which a member's updates count
+    clip: float  # largest norm with which a member's updates count
     sigma: float  # standard deviation of the noise in each element of the update
-    portions: tuple[float, ...]  # of each contribution; those of a member sum to 1 / divisor
+    # p_i: portion of each contribution in the sum; the portions of a member sum to 1 / divisor
+    portions: tuple[float, ...]
     key: bytes = field(repr=False)  # secret seed of the noise
 
 
 @dataclass(frozen=True, slots=True)
 class PrivateMean(Aggregator):
-    """sum of p_i x_i min(1, clip / |x_i|), plus noise (McMahan et al. 2018).
+    """Private mean: the sum of p_i x_i min(1, clip / |x_i|), plus noise (McMahan et al. 2018).
 
-    The divisor is fixed before the merge, so whatever one member submits, or whether it submits at
-    all, the sum moves by at most clip / divisor. The noise is the same on every replica: that of a
-    piece follows from the key and the place of the piece. The sampler works in float32.
+    The divisor is fixed before the merge, so one member moves the sum by at most clip / divisor,
+    whatever it submits. The noise of a piece follows from the key and the place of the piece, so it
+    is the same on every replica. It is drawn in float32.
     """
 
     terms: NoiseTerms
@@ -40,7 +41,7 @@ class PrivateMean(Aggregator):
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return kernels.squared_norms(cohort, piece)
 
-    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+    def factors(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         if survey is None:
             raise ValueError("a private mean needs its survey")
         portions = np.asarray(self.terms.portions)[list(cohort.positions)]

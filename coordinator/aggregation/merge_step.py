@@ -1,11 +1,11 @@
 """One merge: from the files of a version and of its contributions to the files of the next version.
 
-    run(order, ...)                                  the whole model at once
+    merge_model(order, ...)                                  the whole model at once
     survey_shard ... merge_shard ... assemble        in shards, each on any replica; the same bytes
 
-A merge streams piece by piece over the fixed grid: aggregate, server optimiser, write. Memory is a
-few pieces, whatever the number of contributions and the size of the model. A merge writes only its
-output files, so a failure leaves no trace.
+A merge goes piece by piece over the fixed grid: it aggregates, applies the server optimiser and
+writes. It needs memory for a few pieces, whatever the number of contributions and the size of the
+model. It writes only its output files, so a failed merge changes nothing.
 """
 
 from __future__ import annotations
@@ -28,9 +28,15 @@ from coordinator.aggregation.cohort import (
     cohort,
     pieces,
 )
-from coordinator.aggregation.private import NoiseTerms
+from coordinator.aggregation.optimizer_state import NewState, OldState
+from coordinator.aggregation.private_mean import NoiseTerms
 from coordinator.aggregation.robust import Aggregator
-from coordinator.aggregation.server_optimizer import Push, ServerOptimizer, Tick, server_optimizer
+from coordinator.aggregation.server_optimizer import (
+    Push,
+    ServerOptimizer,
+    StepTerms,
+    server_optimizer,
+)
 from coordinator.aggregation.shards import (
     Layout,
     Shard,
@@ -38,7 +44,6 @@ from coordinator.aggregation.shards import (
     reassemble,
     shard_schema,
 )
-from coordinator.aggregation.state import NewState, OldState
 from coordinator.plan.plan_tables import Plan
 from shared.tensors.blocks import SPAN, sum_squares
 from shared.tensors.frame import Frame, FrameWriter, WrittenFile, open_frame, schema_of_file
@@ -46,8 +51,8 @@ from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema, TensorSpec, grid
 
 STEPS_MAX = 1 << 40
-COUNTS_A_STEP = 16  # limit of counts a step, since a batch norm counts each forward pass of a step
-# most that a merge may move a statistic, in multiples of (1 + the base's largest value)
+COUNTS_A_STEP = 16  # most that a counter grows in a step: a batch norm counts each forward pass
+# Most that a merge moves an element of a buffer, in multiples of (1 + the base's largest value).
 BUFFER_REACH = 100.0
 
 
@@ -57,8 +62,8 @@ class Input:
 
     path: Path
     codec: str
-    weight: float  # work x staleness
-    clip: float = 1.0
+    weight: float  # work x staleness weight
+    clip: float = 1.0  # factor of its parameters, below 1 for an update that is too long
     steps: int = STEPS_MAX  # steps of its task
 
 
@@ -69,12 +74,12 @@ class MergeOrder:
     plan: Plan
     schema: Schema
     base: Path  # master weights
-    state: tuple[Path, ...]  # server-optimiser state of the base, if it has any, in any split
+    state: tuple[Path, ...]  # files of the base's server-optimiser state, for any shards; or none
     inputs: tuple[Input, ...]
     push: Push = field(default_factory=Push)
     decay: float = 0.0  # weight decay of matrices before the step; the step's rate multiplies it
-    clip_norm: float = 0.0  # limit of the update's norm; 0 = none
-    noise: NoiseTerms | None = None  # of a merge over members' data
+    clip_norm: float = 0.0  # largest norm of the update; 0 = no limit
+    noise: NoiseTerms | None = None  # noise of a merge over members' data with [privacy]
     threads: int = 1
     metadata: Mapping[str, str] = field(default_factory=dict)
 
@@ -86,7 +91,7 @@ class MergeOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOutput:
-    """Files and figures that a merge, or a shard's part of one, produced."""
+    """Files and figures of a finished merge, or of a shard's part of one."""
 
     weights: WrittenFile
     state: WrittenFile | None
@@ -102,7 +107,7 @@ def norm_of(squares: Iterable[float]) -> float:
     return math.sqrt(math.fsum(squares))
 
 
-def run(order: MergeOrder, weights: Path, state: Path) -> MergeOutput:
+def merge_model(order: MergeOrder, weights: Path, state: Path) -> MergeOutput:
     """Write the weights and, if the optimiser has one, the state of the next version.
 
     Raises NotFinite naming the contributions to leave out, InvalidFrame, StorageFull.
@@ -121,7 +126,7 @@ def run(order: MergeOrder, weights: Path, state: Path) -> MergeOutput:
 def survey_shard(order: MergeOrder, shard: Shard, path: Path) -> WrittenFile:
     """Write a shard's survey for the aggregation rule, a float64 tensor for each piece.
 
-    Raises like `run`.
+    Raises as `merge_model` does.
     """
     with ExitStack() as files:
         gathered = _gather(files, order)
@@ -142,14 +147,16 @@ def survey_shard(order: MergeOrder, shard: Shard, path: Path) -> WrittenFile:
 def merge_shard(
     order: MergeOrder, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
 ) -> MergeOutput:
-    """Write a shard's part of the next version, from all shards' surveys. Raises like `run`."""
+    """Write a shard's part of the next version, from the surveys of all shards. Raises as
+    `merge_model` does.
+    """
     with ExitStack() as files:
         gathered = _gather(files, order)
         frames = [files.enter_context(open_frame(path, schema_of_file(path))) for path in surveys]
         homes = {name: frame for frame in frames for name in frame}
         names = map(file_name, pieces(order.schema))
         parts = (homes[name].array(name) if name in homes else None for name in names)
-        factors = aggregate.settle(order.rule, gathered, parts)
+        factors = aggregate.merge_factors(order.rule, gathered, parts)
         layout = Layout(pieces=shard, schema=shard_schema(shard), whole=False)
         return _write(_Opened(files, order, gathered), layout, factors, weights, state)
 
@@ -161,7 +168,9 @@ def assemble(
     path: Path,
     metadata: Mapping[str, str],
 ) -> WrittenFile:
-    """Join all shards' weights into the file that `run` would have written. Raises InvalidFrame."""
+    """Join the weights of all shards into the file that `merge_model` would have written. Raises
+    InvalidFrame.
+    """
     with ExitStack() as files:
         frames = {
             index: files.enter_context(open_frame(part, shard_schema(shards[index])))
@@ -191,7 +200,7 @@ class _Clipped:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """Merge order and its contributions, whose files are open until `files` is closed."""
+    """Merge order and its cohort, whose files are open until `files` is closed."""
 
     files: ExitStack
     order: MergeOrder
@@ -221,22 +230,22 @@ def _write(
     optimizer = server_optimizer(order.plan)
     old = OldState(files, order.state)
     before = {name: old.counter(name) or 0.0 for name in optimizer.counters}
-    tick = optimizer.begin(before, order.push)
+    terms = optimizer.begin(before, order.push)
     new_state = NewState(files, state, layout, optimizer, old) if optimizer.slots else None
     writer = files.enter_context(FrameWriter(weights, layout.schema, order.metadata))
-    walk = _Walk(order, layout, gathered, base, writer, optimizer, new_state, tick)
+    walk = _Walk(order, layout, gathered, base, writer, optimizer, new_state, terms)
     squares = walk.run(factors)
     written = writer.close()
     return MergeOutput(
         weights=written,
-        state=new_state.close(tick) if new_state else None,
+        state=new_state.close(terms) if new_state else None,
         squares=squares,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Walk over the pieces of a file in canonical order."""
+    """Walk over the pieces of a new weights file in canonical order."""
 
     order: MergeOrder
     layout: Layout
@@ -245,7 +254,7 @@ class _Walk:
     writer: FrameWriter
     optimizer: ServerOptimizer
     state: NewState | None
-    tick: Tick
+    terms: StepTerms
 
     def run(self, factors: Floats) -> tuple[float, ...]:
         """Write every piece; return the squared norm of the aggregated update in each piece of
@@ -281,7 +290,7 @@ class _Walk:
             np.multiply(flat[piece.start + start : piece.start + stop], retention, out=params)
             part = {slot: values[start:stop] for slot, values in slots.items()}
             square += sum_squares(update[start:stop])
-            self.optimizer.step(params, update[start:stop], part, self.tick)
+            self.optimizer.step(params, update[start:stop], part, self.terms)
         return square
 
     def _counter(self, piece: TensorPiece) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
@@ -292,7 +301,9 @@ class _Walk:
         return aggregate.merge_counters(before, values, most).astype(before.dtype)
 
     def _bounded(self, piece: TensorPiece, values: Floats) -> Floats:
-        """Limit a buffer's values to the range around the base's that honest work can reach."""
+        """Return a buffer's values, limited to the range around the base's that honest work can
+        reach.
+        """
         base: Floats = self.base.array(piece.spec.name).reshape(-1)
         reach = BUFFER_REACH * (1 + np.max(np.abs(base), initial=0))
         here = base[piece.start : piece.stop]

@@ -11,7 +11,9 @@ from shared.errors import Configuration
 
 
 def open_blobs(url: str, cache: Path, announce: Announcer = unannounced) -> BlobStore:
-    """Open a setting's store: a directory, or `s3://bucket/prefix`. Raises Configuration."""
+    """Open the blob store at `url`: a directory, or `s3://bucket/prefix`. `cache` is the folder for
+    local copies of an object store's blobs. Raises Configuration.
+    """
     if url.startswith("s3://") and url.removeprefix("s3://").partition("/")[0]:
         from coordinator.storage.s3 import S3Blobs  # needs an extra
 

@@ -1,5 +1,5 @@
-"""Server-optimiser state in files: one for the whole model or one for each shard. A merge can read
-the files of any other split.
+"""Server-optimiser state in files, one for the whole model or one for each shard. A merge can read
+the files of another division into shards.
 
 The files hold flat float32 arrays "slot/tensor" (or "slot/tensor[start:stop]" for a part of a
 tensor), and the counters as "count/name" with one element, which every shard has.
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.aggregation.cohort import Floats, TensorPiece
-from coordinator.aggregation.server_optimizer import ServerOptimizer, Tick, state_schema
+from coordinator.aggregation.server_optimizer import ServerOptimizer, StepTerms, state_schema
 from coordinator.aggregation.shards import Layout, file_name
 from shared.errors import InvalidFrame
 from shared.files.deletions import delete_file
@@ -26,7 +26,7 @@ from shared.tensors.header import render_header
 
 
 class OldState:
-    """Server state before a merge, from one file or several; the first merge has none."""
+    """Server-optimiser state before a merge, in one file or several; the first merge has none."""
 
     def __init__(self, files: ExitStack, paths: Sequence[Path]) -> None:
         self._arrays: dict[str, Floats] = {}
@@ -40,8 +40,8 @@ class OldState:
         return None if values is None else float(values[0])
 
     def piece(self, slot: str, piece: TensorPiece) -> Floats | None:
-        """Return a piece of a slot, or None if the last merge had no such slot. Raises InvalidFrame
-        if the piece is lost.
+        """Return a slot's values for a piece, (N,); None if the last merge had no such slot. Raises
+        InvalidFrame if the files lack the piece.
         """
         if slot not in self._slots:
             return None
@@ -58,11 +58,11 @@ class OldState:
 
 
 class NewState:
-    """State of the next version: copied from the old state (or zero), changed in place, hashed
-    once.
+    """Server-optimiser state of the next version: a new file, copied from the old state or zero,
+    changed in place and hashed at the end.
 
-    The file is mapped, so that several slots can be written at once without a model's worth of
-    memory. When `files` is closed, an unfinished file is deleted.
+    The file is memory-mapped, so a merge needs no memory for the state of a whole model. When
+    `files` is closed, an unfinished file is deleted.
     """
 
     def __init__(
@@ -110,9 +110,9 @@ class NewState:
             for slot in self._optimizer.slots
         }
 
-    def close(self, tick: Tick) -> WrittenFile:
+    def close(self, terms: StepTerms) -> WrittenFile:
         """Write the counters, make the file durable and hash it."""
-        for name, value in tick.counters.items():
+        for name, value in terms.counters.items():
             self._arrays[f"count/{name}"][0] = value
         self._arrays.clear()
         size = len(self._map)
