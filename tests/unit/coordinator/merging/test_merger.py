@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import sqlalchemy as sa
+from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
+from coordinator.database import runs as run_rows
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.merges import merge_parts, merges
@@ -23,6 +26,7 @@ from coordinator.database.tables.tasks import failures
 from coordinator.database.tables.versions import versions
 from coordinator.merging.merger import IDLE_S, POLL_S
 from coordinator.rules import run_file
+from coordinator.runs.definition import definition
 from coordinator.storage.blobs import DamagedBlob
 from shared.errors import StorageFull, Unavailable
 from shared.protocol.accounts import Me
@@ -379,6 +383,28 @@ async def member(home: LocalCoordinator, name: str) -> Worker:
     reply = await worker.http.put(f"{API}/runs/tiny/data", content=body)
     assert reply.status_code == 204, reply.text
     return worker
+
+
+async def test_the_noise_of_a_private_merge_does_not_show_how_many_took_part(
+    tmp_path: Path,
+) -> None:
+    """By its size in the version, which plans without noise make smaller with few or late ones."""
+    damped = PRIVATE.replace("[plan]", '[plan]\ndamping = true\narrival_scale = "share"')
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(damped)
+        members = [await member(home, name) for name in ("Ann", "Bob", "Cleo", "Dan")]
+        for number, worker in enumerate(members[:2]):
+            await worker.work(number)
+        for worker in members[2:]:
+            await worker.begin(await worker.claim())
+        assert await home.coordinator.merger.merge_if_due(1)
+        run = await home.coordinator.db.read(lambda conn: run_rows.by_id(conn, 1))
+        names = await values(home, versions.c.master_sha256)
+        before, after = [load_file(await home.coordinator.blobs.local(name)) for name in names]
+        step = np.concatenate([(after[name] - before[name]).ravel() for name in before])
+        privacy = definition(run).file.privacy
+        expected = privacy.noise * privacy.clip / 2  # divided by the quorum
+        assert abs(float(step.std()) / expected - 1) < 5 / np.sqrt(2 * step.size)
 
 
 async def test_each_private_merge_has_a_secret_of_its_own_and_none_exceeds_the_budget(
