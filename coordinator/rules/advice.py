@@ -48,12 +48,21 @@ def brief_games(unit: str, local_steps: int) -> tuple[str, ...]:
 
 def alone(plan: Plan, *, noise: bool) -> tuple[str, ...]:
     """Return the advice for a run on members' data whose versions are not mixed of several."""
-    if plan.quorum > 1 or plan.quorum_share or noise:
+    if noise:
+        return ()
+    shown = "so that two versions together show what that member's data changed"
+    if plan.quorum == 1 and not plan.quorum_share:
+        return (
+            f"[plan] quorum = 1: each version is one member's change alone, {shown}. A quorum of"
+            " several members mixes them ([privacy] adds noise)",
+        )
+    early = {"deadline_seconds": plan.deadline_seconds, "work_target": plan.work_target}
+    keys = " or ".join(f"{key} = {value:g}" for key, value in early.items() if value)
+    if plan.min_contributions > 1 or not keys:
         return ()
     return (
-        "[plan] quorum = 1: each version is one member's change alone, so that two versions"
-        " together show what that member's data changed. A quorum of several members mixes them"
-        " ([privacy] adds noise)",
+        f"[plan] min_contributions = 1: at {keys} a version may be one member's change alone,"
+        f" {shown}. A larger min_contributions waits for others ([privacy] adds noise)",
     )
 
 

@@ -211,11 +211,11 @@ def test_people_get_figures_and_a_line_for_each_machine() -> None:
     assert len(text.partition("in vain\n")[2].splitlines()) == 2
 
 
-@pytest.mark.parametrize("quorum", [1, 2])
-def test_people_are_warned_of_versions_that_are_one_members_alone(quorum: int) -> None:
-    members = RUN | {"data": {"at": "members"}, "plan": RUN["plan"] | {"quorum": quorum}}
-    text = told(predict(played(run=members, hours=0.02)))
-    assert ("one member's change alone" in text) == (quorum == 1)
+@pytest.mark.parametrize(("quorum", "least"), [(1, 1), (2, 1), (2, 2)])
+def test_people_are_warned_of_versions_that_are_one_members_alone(quorum: int, least: int) -> None:
+    plan = RUN["plan"] | {"quorum": quorum, "min_contributions": least}
+    text = told(predict(played(run=RUN | {"data": {"at": "members"}, "plan": plan}, hours=0.02)))
+    assert ("one member's change alone" in text) == (least == 1)
 
 
 @pytest.mark.parametrize(
