@@ -419,6 +419,11 @@ def restore(
             "Volunteers that saw later versions show a statement of this restore, signed with the "
             "key, keep the receipts of what was lost, and go on by themselves."
         )
+        for name in done.private_runs:
+            print(
+                f'"{name}" does not count versions that were published after the backup: their '
+                "epsilon is spent, beyond what [privacy] shows from now on."
+            )
 
 
 def add_to(parent: App) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.database import datasets, evaluations, record, runs, tasks, versions
+from coordinator.plan import privacy
 from coordinator.platform import PlatformService
 from coordinator.rules import run_file
 from coordinator.rules.run_file import StopSettings
@@ -178,6 +179,7 @@ class WindDown(PlatformService):
             return (
                 f'the draft "{name}" begins from version {match["version"]} of "{run.name}", with '
                 "its run file; optimizers begin from zero",
+                *_new_budget(conn, run),
                 f"next: `coordinator run start {name}`",
             )
 
@@ -193,6 +195,17 @@ class WindDown(PlatformService):
             return tuple(Difference(key=k, first=a, second=b) for k, a, b in pairs if a != b)
 
         return await self._db.read(read)
+
+
+def _new_budget(conn: Connection, run: RunRow) -> tuple[str, ...]:
+    """Return the warning about the budget of a fork of a private run."""
+    spent = privacy.spent(definition(run).file.privacy, versions.count_merges(conn, run.id))
+    if spent is None:
+        return ()
+    return (
+        "its [privacy] budget begins anew, and protects each member less: over the same data the "
+        f'epsilon of both runs adds up. "{run.name}": {spent.text}',
+    )
 
 
 class _OnlyAsked(Exception):

@@ -16,7 +16,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -36,6 +36,7 @@ from coordinator.database.engine.open_database import (
 )
 from coordinator.database.ledger import record_tree
 from coordinator.database.migrations.upgrade import REVISIONS
+from coordinator.runs.definition import definition
 from coordinator.storage.blobs import BlobStore, MissingBlob, in_pool, open_in_pool, storage_errors
 from coordinator.storage.folders import data_directory
 from coordinator.storage.open_blobs import open_blobs
@@ -98,6 +99,7 @@ class BackupSummary(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     created_at: float
     fingerprint: str
+    private_runs: tuple[str, ...] = ()  # after a restore: runs with a budget of epsilon
 
 
 # --- backup ---
@@ -411,9 +413,21 @@ async def restore(settings: Settings, source: Path) -> BackupSummary:
         await db.write(lambda conn: _load(conn, source / "tables", listed))
         await db.write(lambda conn: _state_restore(conn, key, listed.created_at, clock.now()))
         await StoreMarks(settings, db, blobs, key, clock).take_over(recovered=True)
+        private_runs = await db.read(_private_runs)
     finally:
         await db.close()
-    return summary(settings.directory, listed)
+    done = summary(settings.directory, listed)
+    return msgspec.structs.replace(done, private_runs=private_runs)
+
+
+def _private_runs(conn: Connection) -> tuple[str, ...]:
+    """Return the names of the runs with `[privacy]`; a run whose file is damaged is left out."""
+    names = []
+    for run in runs.every(conn):
+        with suppress(VolunteerError):
+            if definition(run).file.privacy.on:
+                names.append(run.name)
+    return tuple(names)
 
 
 def _check_target(settings: Settings, listed: BackupList) -> None:

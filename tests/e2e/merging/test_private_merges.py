@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from coordinator.admin import upkeep_commands
 from coordinator.database import runs, versions
 from coordinator.database.runs import RunRow
 from coordinator.database.tables.merges import merges
@@ -22,6 +24,7 @@ from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
 from shared.protocol.members import HeldoutSums
 from shared.tensors.frame import open_frame
+from tests.support.command_line import Run
 from tests.support.local_coordinator import (
     RUN,
     LocalCoordinator,
@@ -137,6 +140,34 @@ async def test_versions_that_were_rolled_back_stay_spent(tmp_path: Path) -> None
         assert info.version == 2
         assert info.privacy is not None
         assert info.privacy.merges == 1
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_an_organiser_hears_where_a_budget_begins_anew(
+    tmp_path: Path, run: Run, private: bool
+) -> None:
+    """A fork publishes more about the same data, and a backup does not know later versions."""
+
+    async def fork_and_save() -> tuple[str, ...]:
+        async with local_coordinator(tmp_path / "data") as home:
+            await home.start_run(PRIVATE if private else PRIVATE.partition("[privacy]")[0])
+            for name, seed in (("Ann", 1), ("Ben", 2)):
+                await contribute(await member(home, name), seed)
+            assert await merge(home)
+            deed = await home.coordinator.wind_down.fork("tiny@1", "again", yes=True)
+            ask = upkeep_commands.Backup(to=str(tmp_path / "saved"))
+            await upkeep_commands.backup.run(home.coordinator, ask)
+        return deed.says
+
+    sentences = asyncio.run(fork_and_save())
+    told = [sentence for sentence in sentences if "epsilon of both runs adds up" in sentence]
+    assert len(told) == private
+    assert not private or "after 1 of 2 merges" in told[0]
+    restored = run("restore", tmp_path / "saved", "--data-dir", tmp_path / "new")
+    assert restored.code == 0, restored.err
+    for name in ("tiny", "again"):
+        sentence = f'"{name}" does not count versions that were published after the backup'
+        assert (sentence in restored.out) == private
 
 
 @pytest.mark.parametrize("private", [True, False])
