@@ -119,6 +119,11 @@ def _say_stored(draft: CreatedRun, where: Where) -> None:
         f"A machine needs about {size(process_on('cpu', run.memory_bytes))} of memory, or "
         f"{size(run.memory_bytes)} of a GPU's."
     )
+    if run.streamed_bytes:
+        print(
+            f"A GPU with {size(run.streamed_bytes)} streams the blocks of the model from the "
+            "machine's memory."
+        )
     if run.members is not None:
         print(
             f"Its data stays with its members, who add theirs with `volunteer data add {run.name} "

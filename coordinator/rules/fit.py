@@ -9,7 +9,7 @@ import msgspec
 from coordinator.rules.audits import Auditor, WaitingAudit
 from coordinator.rules.codec_choice import agreed
 from coordinator.rules.sizing import Run, clamped
-from shared.protocol.limits import memory_on
+from shared.protocol.limits import holds, memory_on
 
 
 class Waiter(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +21,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     flops: float = 0.0  # speed of a training step; 0 = unknown
     memory_bytes: int = 0  # 0 = unknown
+    host_bytes: int = 0  # memory of the host beside the device's own
     workloads: frozenset[str] = frozenset()
     runs: frozenset[str] = frozenset()  # runs that the owner chose; empty = any
     kinds: frozenset[str] = frozenset()
@@ -79,8 +80,14 @@ def misfit(run: Run, waiter: Waiter) -> str:
         )
     if not agreed(run.codec, waiter.codecs):
         return f'"{run.name}" wants updates as "{run.codec}", which this version cannot write'
-    needed_bytes = memory_on(waiter.device, run.memory_bytes)
-    if 0 < waiter.memory_bytes < needed_bytes:
+    if not holds(
+        waiter.device,
+        waiter.memory_bytes,
+        waiter.host_bytes,
+        memory_bytes=run.memory_bytes,
+        streamed_bytes=run.streamed_bytes,
+    ):
+        needed_bytes = memory_on(waiter.device, run.memory_bytes)
         need, have = needed_bytes / 2**30, waiter.memory_bytes / 2**30
         return f'"{run.name}" needs about {need:.1f} GiB of memory, {waiter.device} has {have:.1f}'
     return _stranger(run, waiter) if run.home else ""

@@ -85,6 +85,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     cursor: int
     samples_total: int
     pace: RunPace | None = None
+    streamed_bytes: int = 0  # memory of a device while the weights stay on the host; 0 = never
     workload_version: int = 0  # 0 = not checked
     libraries: tuple[str, ...] = ()  # libraries that its workload needs besides its own
     beside: tuple[str, ...] = ()  # kinds of tasks that are not cut from the pass

@@ -185,6 +185,7 @@ class RunQueries:
             else None,
             credits_per_step=run.price_micro / 1e6,
             memory_bytes=_memory(run, about),
+            streamed_bytes=about.workload.streamed_bytes(about.file.model),
             libraries=tuple(about.workload.libraries(about.file.model)),
             steps=run.global_step,
             merging=merging_text(beat.needs, beat.merge_in_s) if goes_on else "",

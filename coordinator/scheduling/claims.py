@@ -403,6 +403,7 @@ def _waiter(principal: Principal, request: ClaimRequest) -> Waiter:
         device=request.device,
         flops=min(FLOPS_MAX, max(0.0, request.step_flops)),
         memory_bytes=max(0, request.memory_bytes),
+        host_bytes=max(0, request.host_bytes),
         runs=frozenset(request.runs),
         kinds=frozenset(request.kinds),
         codecs=frozenset(request.codecs),

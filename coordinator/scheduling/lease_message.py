@@ -76,6 +76,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     price_micro: int
     parameters: int
     fixed_bytes: int  # memory of a task besides the model's
+    streamed_bytes: int  # memory of a device while the weights stay on the host; 0 = never
     libraries: tuple[str, ...]  # libraries that training needs besides the workload's
     counts: tuple[int, ...]  # samples of each chunk
     sample_size: int
@@ -156,6 +157,7 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
         parameters=row.parameters,
         sample_size=row.sample_size,
         fixed_bytes=here.fixed_bytes(file.model) if here else 0,
+        streamed_bytes=here.streamed_bytes(file.model) if here else 0,
         libraries=tuple(here.libraries(file.model)) if here else (),
         counts=decode(row.samples_per_chunk, tuple[int, ...]),
         dataset=named,
@@ -185,6 +187,7 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, now: float, lately: f
         libraries=spec.libraries,
         codec=plan.codec,
         memory_bytes=memory_bytes(spec.parameters, spec.fixed_bytes),
+        streamed_bytes=spec.streamed_bytes,
         settings=spec.file.task,
         local_steps=spec.file.task.local_steps or sized_steps(plan, spec.parameters, pace),
         steps_provable=line.steps_provable,

@@ -84,6 +84,7 @@ class RunInfo(Message):
     libraries: tuple[str, ...] = ()  # libraries that training needs besides the workload's
     privacy: PrivacySpent | None = None  # None where merges add no noise
     members: MembersData | None = None  # data that its members keep; None = the organiser keeps it
+    streamed_bytes: int = 0  # memory of a device while the weights stay on the host; 0 = never
 
 
 class SignedWheel(Message):

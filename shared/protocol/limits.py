@@ -51,6 +51,18 @@ def memory_on(device: str, memory_bytes: int) -> int:
     return memory_bytes * CPU_BYTES // DEVICE_BYTES if device == "cpu" else memory_bytes
 
 
+def holds(
+    device: str, device_bytes: int, host_bytes: int, *, memory_bytes: int, streamed_bytes: int
+) -> bool:
+    """Return True if a device has room for a task of a run: for the state of its model, or, with
+    the state in the memory of the host, for a block at a time. Needs are from `RunInfo`;
+    `device_bytes` = 0 is unknown.
+    """
+    if not device_bytes or memory_on(device, memory_bytes) <= device_bytes:
+        return True
+    return 0 < streamed_bytes <= device_bytes and memory_on("cpu", memory_bytes) <= host_bytes
+
+
 def process_on(device: str, memory_bytes: int) -> int:
     """Return the bytes that a run needs on a device; on a CPU the worker's process counts too."""
     return memory_on(device, memory_bytes) + (PROCESS_BYTES if device == "cpu" else 0)

@@ -6,6 +6,7 @@ imports neither numpy nor torch, so wire messages and command line modules may i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from math import prod
 from typing import Literal, TypeAlias
@@ -71,6 +72,18 @@ Schema: TypeAlias = tuple[TensorSpec, ...]
 def nbytes(schema: Schema) -> int:
     """Return the bytes of all tensors, without a header."""
     return sum(spec.nbytes for spec in schema)
+
+
+def streamed_nbytes(schema: Schema) -> int:
+    """Return the bytes of the tensors outside blocks and of the largest block. The name of a tensor
+    in a block has the block's number.
+    """
+    sizes: Counter[str] = Counter()
+    for spec in schema:
+        block = next((part for part in spec.name.split(".") if part.isdigit()), "")
+        sizes[block] += spec.nbytes
+    outside = sizes.pop("", 0)
+    return outside + max(sizes.values(), default=0)
 
 
 def by_name(schema: Schema) -> dict[str, TensorSpec]:

@@ -402,6 +402,12 @@ class Workload(Protocol):
         """Return the bytes of frozen weights and a sample's activations."""
         return 0
 
+    def streamed_bytes(self, config: Config) -> int:
+        """Return the bytes of a device for one sample if its work is `Streamable`: the weights stay
+        in the memory of the host. 0: the workload has no such work.
+        """
+        return 0
+
     def libraries(self, config: Config) -> Sequence[str]:
         """Return the libraries of `optional` that training needs under this config."""
         return ()

@@ -30,6 +30,7 @@ from shared.errors import (
 from shared.protocol.base import Reason
 from shared.protocol.leases import ClaimRequest, Lease, ReleaseRequest
 from shared.protocol.limits import RENEW_S
+from tests.support.account_rows import TINY
 from tests.support.databases import Postgres
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
 from tests.support.virtual_queue import TASK, VirtualQueue, check_cover, virtual_queue
@@ -72,7 +73,8 @@ async def test_a_claim_id_of_somebody_else_is_of_no_use(house: VirtualQueue) -> 
 
 async def test_an_extended_run_hands_out_its_next_pass(house: VirtualQueue) -> None:
     def extend(conn: Connection, passes: int) -> None:
-        table = {"name": "run", "workload": "gpt", "task": TASK, "stop": {"passes": passes}}
+        table = {"name": "run", "workload": "gpt", "model": TINY, "task": TASK}
+        table["stop"] = {"passes": passes}
         runs.set_values(conn, house.run, file=run_file.encode(run_file.from_table(table)))
 
     await house.write(partial(extend, passes=1))

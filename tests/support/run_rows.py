@@ -24,6 +24,7 @@ from coordinator.scheduling.renewals import Renewals
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.protocol.leases import ClaimReply, ClaimRequest
+from tests.support.account_rows import TINY
 
 WORKLOAD = "gpt"
 _numbers = itertools.count(1)
@@ -82,7 +83,8 @@ def add_run(
     **table: Any,
 ) -> int:
     """A run with version 0 and its first pass open; `table` is the rest of its file."""
-    file = run_file.from_table({"name": name, "workload": WORKLOAD, **table})
+    shape = TINY if table.get("workload", WORKLOAD) == "gpt" else {}
+    file = run_file.from_table({"name": name, "workload": WORKLOAD, "model": shape, **table})
     row = {
         "name": name,
         "state": state,

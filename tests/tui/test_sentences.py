@@ -129,7 +129,7 @@ def untold() -> Iterator[AnyEvent]:
         usable=False,
         problem=Sentence("torch ({build}) does not see it: {why}", build="cuda 12.6", why=away),
     )
-    yield events.devices_found((scenes.CPU, broken), {})
+    yield events.devices_found((scenes.CPU, broken), {}, 0)
 
 
 STATES = {

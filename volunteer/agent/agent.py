@@ -35,6 +35,7 @@ from volunteer.agent.collaborators import (
     Timing,
     Workplace,
     usable_bytes,
+    usable_host_bytes,
 )
 from volunteer.agent.device_loops import DeviceLoops
 from volunteer.agent.heartbeat_loop import Heartbeat
@@ -109,6 +110,7 @@ class Agent:
         self._trainers: dict[str, Trainer] = {}
         self._lent_ids: tuple[str, ...] = ()
         self._lent_devices: list[LentDevice] = []
+        self._host_bytes = 0  # memory of the host for a task on a device with memory of its own
         self._life = life = Lifecycle(timing.clock)
         self._place = place = Workplace(
             remote=remote,
@@ -251,7 +253,9 @@ class Agent:
             first_of_groups.get(device.id, device) for device in devices if device.id not in twins
         )
         lent = {device.id: usable_bytes(device, memory_gb) for device in first_of_groups.values()}
-        self._bus.emit(events.devices_found(devices, lent, hardware().torch))
+        processes = sum(1 + len(more) for _, more in groups)  # each has a state of its own
+        self._host_bytes = usable_host_bytes(devices, processes, memory_gb)
+        self._bus.emit(events.devices_found(devices, lent, self._host_bytes, hardware().torch))
         self._trainers = {groups[0][0].id: first}
         pairs = [
             (d, self._trainers.get(d.id) or self._thread(d.id)) for d in first_of_groups.values()
@@ -329,6 +333,7 @@ class Agent:
                 trainer=trainer,
                 speed=partial(self.benchmarks.speed, device.id),
                 memory_bytes=memory,
+                host_bytes=self._host_bytes if device.kind not in ("cpu", "mps") else 0,
             )
             loops.append(device_loops.loop(lent))
             self._lent_devices.append(lent)

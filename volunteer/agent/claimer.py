@@ -117,6 +117,7 @@ class Claimer:
             device=self.device.id,
             step_flops=self.device.speed() * share,
             memory_bytes=self.device.memory_bytes,
+            host_bytes=self.device.host_bytes,
             runs=choice.runs,
             kinds=choice.kinds,
             codecs=tuple(CODECS),

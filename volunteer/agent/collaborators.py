@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from shared.clock import Clock, ServerClock
@@ -75,6 +75,7 @@ class LentDevice:
     trainer: Trainer
     speed: Callable[[], float]  # current operations a second in training; 0 is unknown
     memory_bytes: int
+    host_bytes: int = 0  # memory of the host that a task may use beside the device's own
 
     @property
     def id(self) -> str:
@@ -90,3 +91,11 @@ def usable_bytes(device: Device, memory_gb: float) -> int:
     if allowed:
         return min(allowed, device.memory_bytes)
     return device.memory_bytes * (5 if device.kind in ("cpu", "mps") else 9) // 10
+
+
+def usable_host_bytes(devices: Sequence[Device], lent: int, memory_gb: float) -> int:
+    """Return the memory of the host that a task on one of the `lent` devices with memory of their
+    own may use beside that; 0 is none or unknown.
+    """
+    host = next((device for device in devices if device.kind == "cpu"), None)
+    return usable_bytes(host, memory_gb) // max(1, lent) if host is not None else 0

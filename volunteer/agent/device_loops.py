@@ -104,6 +104,7 @@ class DeviceLoops:
             snapshot=store.leases.snapshot(lease),
             outbox=store.outbox,
             memory_bytes=device.memory_bytes,
+            host_bytes=device.host_bytes,
             ranks=device.trainer.ranks,
             now=self.place.timing.clock.now,
             own_data=store.own_data,

@@ -49,25 +49,28 @@ class Connection(Event):
 
 
 class DevicesFound(Event):
-    """Devices of this machine, the bytes that a task may use on each (0: unknown), their problems,
-    and the version of the torch that found them.
+    """Devices of this machine, the bytes that a task may use on each (0: unknown) and of the host
+    beside that, their problems, and the version of the torch that found them.
     """
 
     devices: tuple[Device, ...]
     torch: str = ""
     lent_bytes: dict[str, int] = {}
+    host_bytes: int = 0
     problems: dict[str, Words] = {}
 
 
 def devices_found(
-    devices: tuple[Device, ...], lent: dict[str, int], torch: str = ""
+    devices: tuple[Device, ...], lent: dict[str, int], host_bytes: int, torch: str = ""
 ) -> DevicesFound:
     """Return the event of found devices; only in `problems` their problems stay translatable."""
     plain = tuple(
         msgspec.structs.replace(device, problem=str(device.problem)) for device in devices
     )
     problems = {device.id: device.problem for device in devices if device.problem}
-    return DevicesFound(devices=plain, lent_bytes=lent, problems=problems, torch=torch)
+    return DevicesFound(
+        devices=plain, lent_bytes=lent, host_bytes=host_bytes, problems=problems, torch=torch
+    )
 
 
 class Benchmarked(Event):

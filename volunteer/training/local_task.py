@@ -33,10 +33,10 @@ from shared.workloads.base import Config, Job, Result, Weights, Work, Workload
 from shared.workloads.base import load as load_workload
 from shared.workloads.data.local_data import LocalData
 from shared.workloads.experience import Actor
-from shared.workloads.training.micro_batch import Paced, Rankable
+from shared.workloads.training.micro_batch import Paced, Rankable, Streamable
 from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole
-from volunteer.machine.device_memory import OutOfMemory
+from volunteer.machine.device_memory import OutOfMemory, out_of_memory, release_device
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.storage.own_data import OwnData
@@ -88,6 +88,7 @@ class TaskFiles:
     snapshot: Path
     outbox: Outbox
     memory_bytes: int  # memory that the device may use; 0 = unknown
+    host_bytes: int  # memory of the host that the task may use beside the device's own
     ranks: Callable[[], Ranks | None]  # further devices that compute the same task
     now: Callable[[], float]
     own_data: OwnData
@@ -107,6 +108,7 @@ class LocalTask:
         self._heldout: HeldoutSums | None = None  # of the base version, on own data
         self.items = "samples"
         self.items_per_sample = 1.0  # for a rate in tokens or images
+        self._streams = False  # the state of the work stays in the memory of the host
 
     def begin(self) -> Work:
         """Return the work, resumed from its snapshot if there is one.
@@ -118,34 +120,68 @@ class LocalTask:
         self._schema = schema_here(files.manifest, workload, job.config)
         self.items = workload.declaration.items
         self.items_per_sample = float(workload.items_per_sample(job.config))
-        copies = CPU_COPIES if files.held.device == "cpu" else DEVICE_COPIES
-        need = nbytes(self._schema) * copies + workload.fixed_bytes(job.config)
-        if 0 < files.memory_bytes < need:
-            message = Sentence(
-                "the model of {run} needs {size} of memory, more than the "
-                "{allowed} this device may use",
-                run=job.run,
-                size=figure(bytes_in_words(need)),
-                allowed=figure(bytes_in_words(files.memory_bytes)),
-            )
-            raise OutOfMemory(message, need)
+        need = self._need(workload)
         self._heldout = self._measured(workload)
         snapshot = load(files.snapshot)
-        device = files.held.device
-        work = workload.begin(job, self._weights(), files.data, device)
+        work = self._begun(workload)
         if isinstance(work, Paced):
             self._pace(work, max(0, files.memory_bytes - need))
         ranks = files.ranks()
         if ranks is not None and isinstance(work, Rankable):
-            work.spread(ranks, partial(_along, workload.name, job, files.weights, files.data))
+            name = workload.name
+            begin = partial(_along, name, job, files.weights, files.data, self._streams)
+            work.spread(ranks, begin)
         if snapshot is not None and int(snapshot.get(BASE, -1)) == files.manifest.version:
             try:
                 work.restore(snapshot)
             except (VolunteerError, KeyError, ValueError, RuntimeError):
                 # Snapshot of another software version, or a damaged one: the task starts over.
                 delete_file(files.snapshot, "copy")
-                work = workload.begin(job, self._weights(), files.data, device)
+                work = self._begun(workload)
         return work
+
+    def _need(self, workload: Workload) -> int:
+        """Return the memory that the task needs on its device, and decide where its state is.
+        Raises OutOfMemory.
+        """
+        files, job = self._files, self._files.held.lease.job
+        fixed_bytes = workload.fixed_bytes(job.config)
+        copies = CPU_COPIES if files.held.device == "cpu" else DEVICE_COPIES
+        need = nbytes(self._schema) * copies + fixed_bytes
+        if not 0 < files.memory_bytes < need:
+            return need
+        streamed_bytes = workload.streamed_bytes(job.config)
+        self._streams = 0 < streamed_bytes <= files.memory_bytes and self._host_holds(workload)
+        if self._streams:
+            return streamed_bytes
+        message = Sentence(
+            "the model of {run} needs {size} of memory, more than the "
+            "{allowed} this device may use",
+            run=job.run,
+            size=figure(bytes_in_words(need)),
+            allowed=figure(bytes_in_words(files.memory_bytes)),
+        )
+        raise OutOfMemory(message, need)
+
+    def _host_holds(self, workload: Workload) -> bool:
+        """Return True if the host has room for the state of the task beside a device."""
+        fixed_bytes = workload.fixed_bytes(self._files.held.lease.job.config)
+        return nbytes(self._schema) * CPU_COPIES + fixed_bytes <= self._files.host_bytes
+
+    def _begun(self, workload: Workload) -> Work:
+        """Begin the work with its state on the device, or on the host if the device is short."""
+        files, job = self._files, self._files.held.lease.job
+        place = (files.data, files.held.device)
+        if self._streams or not self._host_holds(workload):
+            return _begin(workload, job, self._weights(), *place, streams=self._streams)
+        try:
+            return _begin(workload, job, self._weights(), *place, streams=False)
+        except Exception as error:
+            if not out_of_memory(error) or not workload.streamed_bytes(job.config):
+                raise
+        release_device()  # outside of the except block, whose traceback keeps failed tensors
+        self._streams = True
+        return _begin(workload, job, self._weights(), *place, streams=True)
 
     def _measured(self, workload: Workload) -> HeldoutSums | None:
         """Measure the base version on the held-out part of own data, once a version. Return None
@@ -321,11 +357,23 @@ def schema_here(manifest: VersionManifest, workload: Workload, config: Config) -
     return schema
 
 
-def _along(name: str, job: Job, weights: Path, data: LocalData, device: str) -> Any:
+def _begin(
+    workload: Workload, job: Job, weights: Weights, data: LocalData, device: str, *, streams: bool
+) -> Work:
+    """Begin a task on a device; with `streams` its state stays in the memory of the host. Raises
+    MemoryError if the work cannot.
+    """
+    work = workload.begin(job, weights, data, "cpu" if streams else device)
+    if streams and not (isinstance(work, Streamable) and work.stream(device)):
+        raise MemoryError("the weights do not fit into the memory of this device")
+    return work
+
+
+def _along(name: str, job: Job, weights: Path, data: LocalData, streams: bool, device: str) -> Any:
     """Begin a task on another device that shares it; runs in the process of that device."""
     workload = load_workload(name)
     tensors = torch_tensors(weights, workload.schema(job.config))
-    return workload.begin(job, tensors, data, device)
+    return _begin(workload, job, tensors, data, device, streams=streams)
 
 
 def refuse_diverged(tensors: Weights) -> None:

@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 
 from shared.protocol.accounts import Benchmark, Device, RunInfo
-from shared.protocol.limits import memory_on
+from shared.protocol.limits import holds, memory_on
 from shared.text import MICRO, duration
 from shared.workloads.base import is_here
 from volunteer.control.shortage import shortage_words
@@ -168,7 +168,13 @@ def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[l
     able = [
         candidate
         for candidate in usable
-        if not lent[candidate.id] or lent[candidate.id] >= needs[candidate.id]
+        if holds(
+            candidate.id,
+            lent[candidate.id],
+            status.host_bytes if candidate.kind not in ("cpu", "mps") else 0,
+            memory_bytes=info.memory_bytes,
+            streamed_bytes=info.streamed_bytes,
+        )
     ]
     if not able:
         most = max(usable, key=lambda candidate: lent[candidate.id])

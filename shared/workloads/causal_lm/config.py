@@ -16,7 +16,7 @@ import msgspec
 from shared.errors import InvalidRunFile
 from shared.nearest import hint
 from shared.settings import check_keys, read_table
-from shared.tensors.spec import Schema, TensorSpec
+from shared.tensors.spec import Schema, TensorSpec, streamed_nbytes
 from shared.text import escaped
 from shared.workloads.base import ChunkRef, DatasetManifest, Origin
 from shared.workloads.causal_lm import architectures, hub, model_folder
@@ -373,10 +373,22 @@ def fixed_bytes(config: CausalConfig) -> int:
     outputs of one block's matrices, recomputed, or two and a half times the logits (loss, gradient,
     a bfloat16 copy).
     """
+    return _activation_bytes(config) + (frozen_bytes(config) if config.frozen else 0)
+
+
+def streamed_bytes(config: CausalConfig) -> int:
+    """Return the bytes of a device for one window while the weights stay on the host: copies of one
+    block's weights and of those outside blocks, their gradients, and the activations.
+    """
+    trained = schema(config) if config.frozen else ()
+    whole = (*architectures.schema(config.shape), *trained)
+    return 2 * streamed_nbytes(whole) + 2 * _activation_bytes(config)
+
+
+def _activation_bytes(config: CausalConfig) -> int:
     shape, T = config.shape, config.context
     largest = max(_by_block(shape).values(), default=0)
-    numbers = shape.layers * _width(shape) + max(largest, 5 * shape.vocab_size // 2)
-    return 4 * T * numbers + (frozen_bytes(config) if config.frozen else 0)
+    return 4 * T * (shape.layers * _width(shape) + max(largest, 5 * shape.vocab_size // 2))
 
 
 def frozen_bytes(config: CausalConfig) -> int:

@@ -77,6 +77,9 @@ class CausalWorkload(Workload):
     def fixed_bytes(self, config: Config) -> int:
         return settings.fixed_bytes(CausalConfig.from_dict(config))
 
+    def streamed_bytes(self, config: Config) -> int:
+        return settings.streamed_bytes(CausalConfig.from_dict(config))
+
     def libraries(self, config: Config) -> Sequence[str]:
         return settings.libraries(CausalConfig.from_dict(config))
 

@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from shared.errors import InvalidRunFile
 from shared.settings import Table
-from shared.tensors.spec import Schema, TensorSpec
+from shared.tensors.spec import Schema, TensorSpec, streamed_nbytes
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.windows import check_lengths
 
@@ -163,3 +163,15 @@ def flops_per_sample(config: GptConfig) -> float:
     matrices = sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)
     matrices += config.vocab_size * C  # the head
     return 6.0 * matrices * T + 12.0 * L * C * T * T
+
+
+def streamed_bytes(config: GptConfig) -> int:
+    """Return the bytes of a device for one window while the weights stay on the host: copies of one
+    block's weights and of those outside blocks, their gradients, the inputs of all blocks, and the
+    larger of two needs: one block's activations, recomputed, or two and a half times the logits.
+    """
+    T, C = config.block_size, config.n_embd
+    first = [shape for name, shape in _shapes(config) if name.startswith("blocks.0.")]
+    inside = sum(sum(shape) for shape in first if len(shape) == 2)
+    numbers = config.n_layer * C + max(2 * inside, 5 * config.vocab_size // 2)
+    return 2 * streamed_nbytes(schema(config)) + 4 * T * numbers

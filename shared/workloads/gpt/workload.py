@@ -71,6 +71,9 @@ class GptWorkload(Workload):
     def flops_per_sample(self, config: Config) -> float:
         return gpt_config.flops_per_sample(GptConfig.from_dict(config))
 
+    def streamed_bytes(self, config: Config) -> int:
+        return gpt_config.streamed_bytes(GptConfig.from_dict(config))
+
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.gpt.train import GptWork
 

@@ -78,6 +78,10 @@ class RolloutsWorkload(Workload):
         inner, model = _model(config)
         return inner.fixed_bytes(model)
 
+    def streamed_bytes(self, config: Config) -> int:
+        inner, model = _model(config)
+        return inner.streamed_bytes(model)
+
     def libraries(self, config: Config) -> Sequence[str]:
         inner, model = _model(config)
         return (LIBRARY, *inner.libraries(model)) if isinstance(inner, CausalWorkload) else ()

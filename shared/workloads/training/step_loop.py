@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shared.errors import InvalidRunFile
+from shared.programs.machine_limits import free_memory_bytes
 from shared.workloads.base import Job, Progress, Result, Weights
 from shared.workloads.training.device_differences import (
     autocast,
@@ -266,7 +267,7 @@ class StepWork(ABC):
         try:
             self._pace.halve()
         except MemoryError:
-            if not (self._spare() or (has_own_memory(self.device) and self.stream(self.device))):
+            if not (self._spare() or (self._may_leave() and self.stream(self.device))):
                 raise
         self._start_over()
         release(self.device)
@@ -299,6 +300,11 @@ class StepWork(ABC):
         self._start_over()
         self._step = int(counters[1])
         self._pace.set(max(1, int(counters[2])))
+
+    def _may_leave(self) -> bool:
+        """Return True if the host has room for weights, gradients and two moments."""
+        state_bytes = 4 * sum(value.nbytes for value in self.model.parameters())
+        return has_own_memory(self.device) and state_bytes < free_memory_bytes()
 
     def _spare(self) -> bool:
         """Recompute blocks in the backward pass, which saves memory; return False if that is done

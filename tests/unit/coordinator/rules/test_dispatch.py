@@ -312,6 +312,21 @@ def test_nobody_holds_more_than_he_may() -> None:
             {"memory_bytes": 1 << 30, "device": "cuda:0"},
             "needs about 3.0 GiB of memory, cuda:0 has 1.0",
         ),
+        (  # the host, too, is too small for its state
+            {"memory_bytes": 3 << 30, "streamed_bytes": 1 << 29},
+            {"memory_bytes": 1 << 30, "host_bytes": 4 << 30, "device": "cuda:0"},
+            "needs about 3.0 GiB of memory, cuda:0 has 1.0",
+        ),
+        (  # the card is too small for a block
+            {"memory_bytes": 3 << 30, "streamed_bytes": 2 << 30},
+            {"memory_bytes": 1 << 30, "host_bytes": 64 << 30, "device": "cuda:0"},
+            "needs about 3.0 GiB of memory, cuda:0 has 1.0",
+        ),
+        (  # its workload keeps the state on the device
+            {"memory_bytes": 3 << 30},
+            {"memory_bytes": 1 << 30, "host_bytes": 64 << 30, "device": "cuda:0"},
+            "needs about 3.0 GiB of memory, cuda:0 has 1.0",
+        ),
     ],
 )
 def test_who_does_not_fit_is_told_why(
@@ -341,6 +356,10 @@ def test_a_program_with_another_word_for_experience_is_told_to_update(name: str)
         ({"beside": ("evaluate",)}, {"kinds": frozenset({"train", "learn"})}),
         ({"memory_bytes": 1 << 30}, {"memory_bytes": 1 << 30, "device": "cuda:0"}),
         ({"memory_bytes": 1 << 30}, {"memory_bytes": 0, "device": "cuda:0"}),  # unknown
+        (
+            {"memory_bytes": 3 << 30, "streamed_bytes": 1 << 29},
+            {"memory_bytes": 1 << 30, "host_bytes": 5 << 30, "device": "cuda:0"},
+        ),
     ],
 )
 def test_who_just_fits_is_given_work(run: dict[str, Any], values: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from shared.protocol.accounts import Device
 from shared.units import GIB
-from volunteer.agent.collaborators import usable_bytes
+from volunteer.agent.collaborators import usable_bytes, usable_host_bytes
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,15 @@ def test_without_a_setting_never_all_of_it(
 ) -> None:
     device = Device(id=kind, kind=kind, name="", memory_bytes=10 * GIB)
     assert usable_bytes(device, memory_gb) == usable * GIB
+
+
+@pytest.mark.parametrize(
+    ("lent", "memory_gb", "usable"), [(1, 0, 5.0), (2, 0, 2.5), (1, 8, 8.0), (4, 64, 2.5)]
+)
+def test_the_memory_of_the_host_is_shared_by_all_devices_at_work(
+    lent: int, memory_gb: float, usable: float
+) -> None:
+    host = Device(id="cpu", kind="cpu", name="", memory_bytes=10 * GIB)
+    card = Device(id="cuda:0", kind="cuda", name="", memory_bytes=80 * GIB)
+    assert usable_host_bytes((host, card), lent, memory_gb) == usable * GIB
+    assert usable_host_bytes((card,), lent, memory_gb) == 0

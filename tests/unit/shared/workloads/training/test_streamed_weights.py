@@ -22,6 +22,7 @@ from shared.workloads.training import step_loop
 from shared.workloads.training.step_loop import StepWork
 from tests.support.workloads import tiny_causal, tiny_gpt
 from tests.support.workloads.tiny_gpt import LLAMA, WORKLOAD, Folder, config, finish, job, same
+from tests.unit.shared.workloads.causal_lm.test_frozen_matrix import Peak
 from volunteer.machine.device_memory import OutOfMemory
 from volunteer.training.job import Finished, TrainingJob
 from volunteer.training.trainer import Trainer
@@ -125,6 +126,40 @@ def test_the_card_holds_the_weights_of_one_block_at_a_time(data: Folder) -> None
         work.advance()
         assert copies.live() == []  # a pause after a micro-batch frees the card
     assert copies.together == {frozenset(), *(frozenset([str(n)]) for n in range(5))}
+
+
+WIDE = {"n_embd": 128, "n_layer": 4, "block_size": 128}
+WIDE_LLAMA = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4}
+
+
+def one_window(data: Folder, kind: str) -> tuple[StepWork, int]:
+    """Work on one window, and the memory that is foreseen for it."""
+    shapes: dict[str, dict[str, Any]] = {
+        "gpt2": {},
+        "llama": LLAMA,
+        "many tokens": {"vocab_size": 4000},
+    }
+    if kind in shapes:
+        work = begun(data, {**shapes[kind], **WIDE}, steps=1, batch=1)
+        return work, WORKLOAD.streamed_bytes(work.job.config)
+    shape = {**tiny_causal.LLAMA, **WIDE_LLAMA, "max_position_embeddings": 256}
+    model = CAUSAL.config(tiny_causal.table(shape, context=256, train=kind), data.manifest)
+    task = job(model, steps=1, batch=1, workload="causal-lm")
+    work = cast(StepWork, CAUSAL.begin(task, CAUSAL.init(model, 1), data, CARD))
+    return work, CAUSAL.streamed_bytes(model)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "many tokens", "all", "lora"])
+def test_a_card_holds_no_more_than_is_foreseen(data: Folder, kind: str) -> None:
+    work, foreseen = one_window(data, kind)
+    streamed(work)
+    weights = list(work.model.parameters())
+    for weight in weights:  # gradients of the host are not counted
+        weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    with Peak([*weights, *gradients, *work.model.buffers()]) as peak:
+        torch.autograd.backward(work.measure(0, 1).loss)
+    assert 0.4 * foreseen < peak.most < foreseen
 
 
 def trained(work: StepWork, halved: list[int]) -> Weights:
