@@ -28,10 +28,13 @@ from shared.protocol.leases import BeginReply, ClaimReply, Lease
 from shared.protocol.limits import API
 from shared.tensors.quantize import codec
 from tests.support.databases import empty_sqlite
+from tests.support.measured_drifts import measure_once
 from tests.support.sums import build_sums
 from tests.support.virtual_clock import VirtualClock
 
 T = TypeVar("T")
+
+measure_once()
 
 RUN = """
 name = "tiny"

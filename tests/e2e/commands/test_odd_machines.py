@@ -15,6 +15,7 @@ import pytest
 
 from coordinator.database.engine.sqlite import CLOCK_KEY
 from shared.errors import system_error
+from tests.e2e.conftest import Commanded
 from tests.support.command_line import Run
 from tests.support.local_coordinator import RUN
 
@@ -105,18 +106,16 @@ def test_byte_order_marks_mean_nothing(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_a_slip_of_the_organiser_is_a_sentence(
-    words: tuple[str, ...], code: int, words_said: str, tmp_path: Path
+    words: tuple[str, ...], code: int, words_said: str, tmp_path: Path, commanded: Commanded
 ) -> None:
     pipe, text = tmp_path / "pipe", tmp_path / "a.txt"
     text.write_text("words\n")
     os.mkfifo(pipe)
     given = [{"PIPE": str(pipe), "TEXT": str(text)}.get(word, word) for word in words]
-    found, sentence = said(
-        [*COORDINATOR, *given], tmp_path, COORDINATOR_DATA_DIR=str(tmp_path / "data")
-    )
-    assert (found, sentence.count("\n")) == (code, 1), sentence
-    assert words_said in sentence
-    assert "join link comes" not in sentence
+    ended = commanded(*given, HOME=str(tmp_path), COORDINATOR_DATA_DIR=str(tmp_path / "data"))
+    assert (ended.returncode, ended.stderr.count("\n")) == (code, 1), ended.stderr
+    assert words_said in ended.stderr
+    assert "join link comes" not in ended.stderr
 
 
 @pytest.mark.parametrize("command", [(*VOLUNTEER, "settings"), (*COORDINATOR, "settings")])
