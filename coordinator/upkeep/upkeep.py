@@ -100,11 +100,9 @@ class Upkeep(PlatformService):
     async def end_runs(self) -> int:
         """Complete the runs whose `[stop]` is reached; return their number."""
         due = await self._db.read(self._due_to_end)
-        ended = (
-            await self._db.write(lambda conn: [self._end(conn, run_id) for run_id in due])
-            if due
-            else []
-        )
+        if not due:
+            return 0
+        ended = await self._db.write(lambda conn: [self._end(conn, run_id) for run_id in due])
         for run_id in due:
             for topic in (f"run:{run_id}", "runs", "queue", "versions"):
                 self._signals.notify(topic)

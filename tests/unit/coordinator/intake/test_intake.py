@@ -394,6 +394,12 @@ async def test_what_comes_after_an_open_draw_waits_for_its_proof_too(tmp_path: P
         await (await uploaded(ann, 6)).verdict()
         assert len(await read(home, recomputes.c.contribution_id)) < 5  # not all were drawn
         c = contributions.c
+        fay = await home.stranger("Fay")
+        await change(home, volunteers, draws=1000)
+        await (await uploaded(fay, 7)).verdict()
+        drawn = await read(home, recomputes.c.contribution_id, volunteer_id=fay.volunteer_id)
+        waits = await read(home, c.unproven, volunteer_id=fay.volunteer_id)
+        assert waits == [bool(drawn)]  # behind no draw
         assert await read(home, c.unproven, volunteer_id=eve.volunteer_id) == [True] * 5
         assert await read(home, c.unproven, volunteer_id=ann.volunteer_id) == [False]
 
@@ -589,6 +595,32 @@ async def test_a_gradient_too_old_for_a_run_that_computes_nothing_again_is_given
         assert await read(home, tasks.c.state, id=lease.task) == ["todo"]
         assert await read(home, failures.c.id) == []
         refused(await ann.announce(lease, b"x", part=0, tries=1), 410)
+
+
+async def test_a_gradient_that_a_merge_overtakes_while_it_is_checked_is_computed_again(
+    tmp_path: Path,
+) -> None:
+    """The lease goes on from the newer version, and nobody is blamed."""
+    async with local_coordinator(tmp_path) as home:
+        text = RUN.replace('preset = "fedavg"\nquorum = 2', 'preset = "sync-sgd"\nquorum = 1')
+        await home.start_run(text)
+        ann, bob = await home.join("Ann"), await home.join("Bob")
+        lease, other = await ann.claim(), await bob.claim()
+        begun, theirs = await ann.begin(lease), await bob.begin(other)
+        dead = faults(fail(RuntimeError("the process is gone")).after("write _receive"))
+        with dead.installed(), pytest.raises(AssertionError, match="internal"):
+            await ann.part(lease, begun, 0)
+        assert (await bob.part(other, theirs, 0)).state == "accepted"
+        assert await home.coordinator.merger.merge_if_due(1)
+        assert await home.coordinator.intake.recheck() == 1
+        late = await ann.verdict(1)
+        assert (late.state, late.reason) == ("rejected", Reason.STALE)
+        assert "version 1 was merged meanwhile: compute it once more" in late.message
+        assert await read(home, tasks.c.state, id=lease.task) == ["doing"]
+        assert await read(home, failures.c.id) == []
+        again = await ann.newest(lease, begun.version)
+        assert (again.version, again.part, again.tries) == (1, 0, 1)
+        assert (await ann.part(lease, again, 0, tries=1)).state == "accepted"
 
 
 async def test_who_waits_for_updates_or_for_work_hears_of_a_verdict_and_of_no_repeat(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,19 @@ import sqlalchemy as sa
 from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
+from coordinator.checking import proof
+from coordinator.database import recomputes
 from coordinator.database import runs as run_rows
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.merges import merge_parts, merges
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures
-from coordinator.database.tables.versions import versions
+from coordinator.database.tables.versions import evaluations, versions
+from coordinator.merging.evaluation import EvaluatedVersion
 from coordinator.merging.merger import IDLE_S, POLL_S
 from coordinator.rules import run_file
+from coordinator.rules.machine_time import MachineSeconds
 from coordinator.runs.definition import definition
 from coordinator.storage.blobs import DamagedBlob
 from shared.errors import StorageFull, Unavailable
@@ -33,6 +38,7 @@ from shared.protocol.accounts import Me
 from shared.protocol.contributions import Verdict
 from shared.protocol.limits import API
 from shared.protocol.members import MemberData
+from shared.workloads.base import Sample
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, decode, local_coordinator
 
 PRIVATE = (
@@ -172,11 +178,20 @@ async def test_a_damaged_update_is_left_out_at_once_and_blamed_on_nobody(
     ann, _ = await team(home)
     sha256 = (await values(home, contributions.c.sha256))[0]
     await damaged(home, monkeypatch, sha256)
-    assert not await home.coordinator.merger.merge_if_due(1)
+    watch = home.coordinator.signals.watch("queue")
+    with capture_logs() as lines:
+        assert not await home.coordinator.merger.merge_if_due(1)
+    (line,) = [line for line in lines if line["event"] == "bytes in the store changed"]
+    assert (line["run"], line["log_level"]) == ("tiny", "warning")
+    assert sha256[:12] in line["error"]
     assert await values(home, contributions.c.state) == ["rejected", "accepted"]
     assert await values(home, failures.c.id) == []
-    assert await values(home, merges.c.state, merges.c.failures) == [("failed", 0)]
+    m = merges.c
+    assert await values(home, m.state, m.failures, m.message) == [
+        ("failed", 0, f"{DamagedBlob(sha256)}")
+    ]
     assert await earned(ann[0]) == 0
+    assert await watch.wait(0)  # the task is somebody else's
     assert await sound(home)
 
 
@@ -189,7 +204,12 @@ async def test_a_damaged_base_sets_no_work_aside(
         with pytest.raises(DamagedBlob):
             await home.coordinator.merger.merge_if_due(1)
     assert await values(home, contributions.c.state) == ["accepted", "accepted"]
-    assert await values(home, merges.c.state, merges.c.failures) == [("abandoned", 0)]
+    m = merges.c
+    ((state, count, message, ended),) = await values(
+        home, m.state, m.failures, m.message, m.ended_at
+    )
+    assert (state, count, ended) == ("abandoned", 0, home.clock.now())
+    assert message  # the organiser reads why until a merge succeeds
 
 
 @pytest.mark.parametrize("error", [StorageFull("no space is left"), Unavailable("the store rests")])
@@ -207,7 +227,8 @@ async def test_a_store_that_is_full_or_away_counts_as_no_failure(
             with pytest.raises(type(error)):
                 await home.coordinator.merger.merge_if_due(1)
     assert await values(home, contributions.c.state) == ["accepted", "accepted"]
-    assert await values(home, merges.c.failures) == [0]
+    assert await values(home, merges.c.failures, merges.c.message) == [(0, f"{error}")]
+    assert home.coordinator.merger.outcomes == {}
     assert await home.coordinator.merger.merge_if_due(1)
 
 
@@ -327,7 +348,14 @@ async def test_the_log_tells_what_was_merged_and_what_failed(
 async def test_a_merge_counts_steps_and_tokens_and_keeps_what_it_was_made_of(
     home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await team(home)
+    for seed, worker in enumerate([await home.join(name) for name in ("Ann", "Bob")]):
+        lease = await worker.claim()
+        start = await worker.begin(lease)
+        await home.clock.advance(2.0)
+        await worker.hand_in(lease, start, seed)
+    home.coordinator.attendance.drain()
+    topics = ("run:1", "versions", "queue")
+    watches = [home.coordinator.signals.watch(topic) for topic in topics]
     terms: list[dict[str, object]] = []
 
     async def note() -> None:
@@ -350,6 +378,9 @@ async def test_a_merge_counts_steps_and_tokens_and_keeps_what_it_was_made_of(
     query = sa.select(contributions.c.merged_at, contributions.c.version)
     rows = await home.coordinator.db.read(lambda conn: conn.execute(query).all())
     assert {tuple(row) for row in rows} == {(home.clock.now(), 1)}
+    assert all([await watch.wait(0) for watch in watches])
+    assert home.coordinator.attendance.drain() == {1: MachineSeconds(merged=2.0)}  # one second each
+    assert home.coordinator.merger.durations.count == 1
 
 
 @pytest.mark.parametrize(("shards", "merged"), [(2, "[1,2]"), (3, "[1,2,3]")])
@@ -485,3 +516,116 @@ async def test_bytes_of_the_base_that_are_damaged_meanwhile_are_blamed_on_no_con
     assert not await home.coordinator.merger.merge_if_due(1)
     assert await values(home, contributions.c.state) == ["rejected", "accepted"]
     assert "tensor" in (await values(home, contributions.c.message))[0]
+
+
+GATED = RUN + "[evaluation]\ngate = true\n"
+
+
+def measured(
+    home: LocalCoordinator, patch: pytest.MonkeyPatch, *losses: float | None
+) -> list[float | None]:
+    """Let evaluations find these losses, one after the other; None: the server stops meanwhile."""
+    left = list(losses)
+
+    async def measure(run: object, weights: Path, *, sample: bool) -> EvaluatedVersion | None:
+        assert weights.exists()
+        assert not sample
+        loss = left.pop(0)
+        metrics = {} if loss is None or loss < 0 else {"loss": loss}
+        return (
+            None
+            if loss is None
+            else EvaluatedVersion(metrics=metrics, sample=Sample(kind="text", title=""))
+        )
+
+    patch.setattr(home.coordinator.evaluation, "measure", measure)
+    return left
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "passes"),
+    [
+        (4.0, 6.0, True),
+        (4.0, 6.01, False),
+        (None, 99.0, True),  # nothing to compare with
+        (None, math.nan, False),
+        (4.0, math.inf, False),
+        (4.0, -1.0, False),  # no loss was measured at all
+    ],
+)
+async def test_a_gate_lets_no_version_through_whose_loss_is_much_above_the_last(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: float | None,
+    loss: float,
+    passes: bool,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(GATED)
+        if last is not None:
+            done = sa.update(evaluations).values(state="done", loss=last)
+            await home.coordinator.db.write(lambda conn: conn.execute(done))
+        await team(home)
+        measured(home, monkeypatch, loss)
+        assert await home.coordinator.merger.merge_if_due(1) == passes
+        assert await values(home, runs.c.head) == [int(passes)]
+        ((state, count, message),) = await values(
+            home, merges.c.state, merges.c.failures, merges.c.message
+        )
+        assert (state, count) == (("committed", 0) if passes else ("failed", 1))
+        if not passes:
+            shown = "nan" if loss < 0 else f"{loss:.3f}"
+            assert message == (
+                f"the merged model has loss {shown} where {last or 0:.3f} was measured before"
+            )
+        assert [path.name for path in home.coordinator.blobs.scratch().glob("merge-*")] == []
+
+
+async def test_who_ruins_a_gated_version_is_found_alone_and_a_stop_blames_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(GATED)
+        await team(home)
+        measured(home, monkeypatch, None)
+        with pytest.raises(Unavailable, match="stopping"):
+            await home.coordinator.merger.merge_if_due(1)
+        assert await values(home, merges.c.state, merges.c.failures) == [("abandoned", 0)]
+        # two merges, then each alone: a good one, and one during whose trial the server stops
+        left = measured(home, monkeypatch, math.nan, math.nan, 4.0, None)
+        for _ in range(2):
+            assert not await home.coordinator.merger.merge_if_due(1)
+        assert left == []
+        assert await values(home, contributions.c.state) == ["accepted", "accepted"]
+        left = measured(home, monkeypatch, math.nan, 4.0, math.nan)
+        assert not await home.coordinator.merger.merge_if_due(1)
+        assert left == []
+        assert await values(home, contributions.c.state) == ["accepted", "rejected"]
+        assert await values(home, failures.c.kind) == ["failure"]
+
+
+async def test_pay_that_a_draw_proved_before_its_merge_is_free_with_the_merge(
+    tmp_path: Path,
+) -> None:
+    """But for the bond, and for what no draw has proved."""
+    async with local_coordinator(tmp_path, open=True, proof_of_work_bits=0) as home:
+        alone = RUN.replace("quorum = 2", "quorum = 1\ngrace = 0.0")
+        await home.start_run(alone + "[trust]\nrecompute = 1.0\n")
+        eve = await home.stranger("Eve")
+        prices = list[int]()
+        for seed in range(2):
+            verdict = await eve.work(seed)
+            prices.append(verdict.credits_micro)
+
+            def passed(conn: sa.Connection, number: int = verdict.contribution) -> bool:
+                row = recomputes.get(conn, number)
+                assert row is not None
+                figures = ("", '{"cosine":1.0,"norm_ratio":1.0}')
+                return proof.settle(conn, row, "passed", figures, home.clock.now())
+
+            assert await home.coordinator.db.write(passed)
+            assert await home.coordinator.merger.merge_if_due(1)
+            me = decode(await eve.get("/workers/me"), Me)
+            assert (me.pending_micro, me.escrow_micro) == (0, prices[seed])
+            assert me.earned_micro == sum(prices[:seed])
+        assert await sound(home)

@@ -27,6 +27,8 @@ from coordinator.database.tables.runs import runs
 from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import evaluations
 from coordinator.database.unreferenced_blobs import SWEEPER_S
+from coordinator.rules import run_file
+from coordinator.storage.staging import Staging
 from coordinator.upkeep import upkeep
 from coordinator.upkeep.store_mark import RENEW_S, stored_mark
 from shared.errors import Unavailable
@@ -42,6 +44,7 @@ from tests.support.local_coordinator import (
     local_coordinator,
     refused,
 )
+from tests.support.rollouts_run import RUN as ROLLOUTS
 
 ALONE = RUN.replace("quorum = 2", "quorum = 1\ngrace = 0.0")
 
@@ -82,14 +85,17 @@ async def test_a_run_ends_once_and_not_before_its_time_or_while_it_is_paused(
     await home.coordinator.runs.pause("tiny")
     assert await home.coordinator.upkeep.end_runs() == 0
     await home.coordinator.runs.resume("tiny")
-    assert await home.coordinator.upkeep.end_runs() == 1
+    with capture_logs() as lines:
+        assert await home.coordinator.upkeep.end_runs() == 1
+    (told,) = [line for line in lines if line["event"] == "run completed"]
+    assert (told["run"], told["reason"]) == ("tiny", "version 1 of 1 is merged")
     end = home.coordinator.upkeep._end
     assert await home.coordinator.db.write(lambda conn: end(conn, 1)) == 0  # another replica's look
     r = record_lines.c
     query = sa.select(r.at, r.actor, r.subject, r.detail).where(r.action == "run.complete")
-    lines = await home.coordinator.db.read(lambda conn: conn.execute(query).all())
+    entries = await home.coordinator.db.read(lambda conn: conn.execute(query).all())
     now, why = home.clock.now(), "version 1 of 1 is merged"
-    assert [tuple(line) for line in lines] == [(now, "coordinator", "tiny", why)]
+    assert [tuple(entry) for entry in entries] == [(now, "coordinator", "tiny", why)]
     row = await home.coordinator.db.read(lambda conn: run_rows.by_id(conn, 1))
     assert (row.state, row.ended_at, row.state_since) == ("completed", now, now)
     assert (row.state_actor, row.state_reason) == ("coordinator", why)
@@ -109,7 +115,8 @@ async def test_a_run_that_was_paused_between_look_and_end_goes_on(home: LocalCoo
 
 async def test_no_version_is_pruned_that_somebody_may_want(home: LocalCoordinator) -> None:
     """Version 0, the newest, the best, and those that somebody works from or will measure."""
-    await home.start_run(ALONE + "[retention]\nlatest = 2\nevery = 0\n")
+    kept = "[retention]\nlatest = 2\nevery = 0\n"
+    await home.start_run(ALONE + kept)
     ann = await versions(home, 1)
     lease = await ann.claim()
     assert (await ann.begin(lease)).version == 1
@@ -118,7 +125,12 @@ async def test_no_version_is_pruned_that_somebody_may_want(home: LocalCoordinato
     await home.coordinator.db.write(lambda conn: conn.execute(best))
     assert await home.coordinator.upkeep.prune() == 0
     await measured(home)
-    assert await home.coordinator.upkeep.prune() == 2
+    own = (await home.coordinator.db.read(lambda conn: run_rows.by_id(conn, 1))).file
+    # games that began at a version may have swapped to any later one
+    for file, count in ((run_file.encode(run_file.parse(ROLLOUTS + kept)), 0), (own, 2)):
+        taught = sa.update(runs).values(file=file)
+        await home.coordinator.db.write(partial(sa.Connection.execute, statement=taught))
+        assert await home.coordinator.upkeep.prune() == count
     assert await pruned(home) == [2, 4]
     assert await home.coordinator.upkeep.prune() == 0
     await ann.post(f"/tasks/{lease.task}/release", {"attempt": lease.attempt})
@@ -126,6 +138,22 @@ async def test_no_version_is_pruned_that_somebody_may_want(home: LocalCoordinato
     assert await pruned(home) == [1, 2, 4]
     row = await home.coordinator.db.read(lambda conn: run_rows.by_id(conn, 1))
     assert (row.head, row.best) == (6, 3)
+
+
+async def test_pieces_of_uploads_stay_until_every_upload_that_had_them_has_ended(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pieces(Staging):
+        def __init__(self) -> None:
+            self.swept = list[float]()
+
+        async def sweep(self, before: float) -> None:
+            self.swept.append(before)
+
+    pieces = Pieces()
+    monkeypatch.setattr(home.coordinator.blobs, "staging", pieces)
+    await home.coordinator.upkeep.sweep()
+    assert pieces.swept == [home.clock.now() - 2 * DAY_S]
 
 
 async def test_a_sweep_leaves_young_files_and_what_is_not_its_own(
@@ -285,23 +313,24 @@ async def test_a_sweep_that_fails_or_takes_long_leaves_the_rest_to_the_next(
     home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another sweeper may hold them by then, and whoever writes them again must not wait."""
-    names, delete = await let_go(home, 4), home.coordinator.blobs.delete
+    names, delete = await let_go(home, 5), home.coordinator.blobs.delete
     deleted = list[str]()
 
     async def slow(name: str, why: DeletionReason) -> None:
+        assert why == "let go"
         await delete(name, why)
         deleted.append(name)
-        await home.clock.advance(SWEEPER_S / 2 + 1)
+        await home.clock.advance(2.0 if len(deleted) > 1 else SWEEPER_S / 2 - 1)
 
     async def failing(name: str, why: DeletionReason) -> None:
-        if len(deleted) == 2:
+        if len(deleted) == 3:
             raise Unavailable("the store rests")
         await delete(name, why)
         deleted.append(name)
 
     with monkeypatch.context() as patched:
         patched.setattr(home.coordinator.blobs, "delete", slow)
-        assert await home.coordinator.upkeep.sweep() == 1
+        assert await home.coordinator.upkeep.sweep() == 2
     assert names - {*deleted} == names & await stored(home)
     await home.clock.advance(2 * upkeep.ORPHAN_AGE_S)
     with monkeypatch.context() as patched:
@@ -379,8 +408,12 @@ async def test_chores_come_each_in_its_time_until_the_server_stops(home: LocalCo
     await until(home, job, decided)
     first_end = await lease_end()
     assert first_end > began
+    merged_at = home.clock.now()
     assert await coordinator.merger.merge_if_due(1)
-    await until(home, job, ended)
+    async with asyncio.timeout(120):
+        while not await ended():  # without any time passing
+            await asyncio.sleep(0.001)
+    assert home.clock.now() == merged_at
     await until(home, job, renewed)
     assert home.clock.now() - began > RENEW_S
     await until(home, job, swept)
