@@ -270,17 +270,17 @@ def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
     return (t.run_id == run_id) & (t.kind == kind) & _OF_NO_PASS
 
 
-def next_start(conn: Connection, run_id: int, kind: str) -> int:
-    """Return the start of the next task of a kind."""
-    query = select(func.coalesce(func.max(tasks.c.stop), 0)).where(_beside(run_id, kind))
+def next_start(conn: Connection, run_id: int) -> int:
+    """Return the start of the next learner's task."""
+    query = select(func.coalesce(func.max(tasks.c.stop), 0)).where(_beside(run_id, "learn"))
     return int(conn.execute(query).scalar_one())
 
 
-def open_options(conn: Connection, run_id: int, kind: str) -> list[str]:
-    """Return the options of a kind's unfinished tasks."""
+def open_matches(conn: Connection, run_id: int) -> list[str]:
+    """Return the options of the unfinished evaluations by matches."""
     t = tasks.c
     query = select(t.options).where(
-        t.run_id == run_id, t.kind == kind, t.state.in_(("todo", "doing"))
+        t.run_id == run_id, t.kind == "evaluate", t.state.in_(("todo", "doing"))
     )
     return list(conn.execute(query).scalars())
 

@@ -220,7 +220,7 @@ class Replay(PlatformService):
         """Add a learn task with this number of steps, or with the run's usual one."""
         task = spec.file.task
         steps = steps or min(task.steps, run.steps_provable or task.steps)
-        start = experience.next_start(conn, run.id, "learn")
+        start = experience.next_start(conn, run.id)
         positions = steps * task.batch_size
         data = DatasetManifest(
             name=f"{run.name} replay",
@@ -306,7 +306,7 @@ class Replay(PlatformService):
 def opponents(conn: Connection, run_id: int) -> set[int]:
     """Return the opponents in running matches, whose files must stay."""
     numbers = set()
-    for open_option in experience.open_options(conn, run_id, "evaluate"):
+    for open_option in experience.open_matches(conn, run_id):
         data = decode(open_option).get(DATA)
         if data is not None:
             numbers.add(int(convert(data, DatasetManifest).meta[OPPONENT]))

@@ -23,7 +23,6 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     licence: str
     version: int
-    version_at: float | None  # seconds since 1970
     measure: str
     loss: float | None
     loss_first: float | None
@@ -58,7 +57,6 @@ def run_figures(page: RunPage, base: str) -> RunFigures:
         parameters=info.parameters,
         licence=info.licence,
         version=info.version,
-        version_at=page.last_at,
         measure=info.measure,
         loss=info.loss,
         loss_first=info.loss_first,

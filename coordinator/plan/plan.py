@@ -26,7 +26,7 @@ def plan(raw: Mapping[str, object]) -> Plan:
     """Return the complete plan for a `[plan]` table, with the preset's keys and every default.
     Raises InvalidPlan, with the mistake and the remedy.
     """
-    preset = check_preset(raw.get("preset", "fedavg"), PRESETS)
+    preset = check_preset(raw.get("preset", "fedavg"))
     base = {"preset": preset} | PRESETS[preset]
     if "quorum" in raw:
         base.pop("quorum_share", None)  # the preset's share belongs to its own quorum

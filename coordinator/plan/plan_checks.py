@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 from coordinator.plan.plan_tables import Plan
+from coordinator.plan.presets import PRESETS
 from shared.errors import InvalidPlan
 from shared.nearest import hint
 from shared.protocol.limits import PARTS_MAX
@@ -14,10 +14,10 @@ from shared.text import escaped
 BATCH_MAX = 1024  # contributions of one merge
 
 
-def check_preset(name: object, presets: Mapping[str, object]) -> str:
+def check_preset(name: object) -> str:
     """Return the preset's name. Raises InvalidPlan, naming the nearest preset."""
-    if not isinstance(name, str) or name not in presets:
-        raise InvalidPlan(f"unknown preset {_shown(name)}: {hint(name, presets)}")
+    if not isinstance(name, str) or name not in PRESETS:
+        raise InvalidPlan(f"unknown preset {_shown(name)}: {hint(name, PRESETS)}")
     return name
 
 

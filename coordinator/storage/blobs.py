@@ -69,7 +69,6 @@ class BlobEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     sha256: str
     size: int
-    modified_at: float
 
 
 class Pieces(Protocol):
@@ -395,10 +394,8 @@ class DiskBlobs:
                 yield entry
 
     def _entries(self, folder: Path) -> tuple[BlobEntry, ...]:
-        entries = []
-        for path in folder.iterdir():
-            if is_name(path.name):
-                stat = path.stat()
-                entry = BlobEntry(sha256=path.name, size=stat.st_size, modified_at=stat.st_mtime)
-                entries.append(entry)
-        return tuple(entries)
+        return tuple(
+            BlobEntry(sha256=path.name, size=path.stat().st_size)
+            for path in folder.iterdir()
+            if is_name(path.name)
+        )

@@ -305,8 +305,7 @@ class S3Blobs:
         async for item in self.objects(None):
             folder, _, name = item["path"].rpartition("/")
             if folder == name[:2] and is_name(name):
-                modified = item["last_modified"].timestamp()
-                yield BlobEntry(sha256=name, size=int(item["size"]), modified_at=modified)
+                yield BlobEntry(sha256=name, size=int(item["size"]))
 
     async def objects(self, prefix: str | None) -> AsyncIterator[Any]:
         """Yield obstore's metadata of the objects below a prefix (path, size, last_modified)."""

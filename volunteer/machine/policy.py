@@ -77,10 +77,6 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     unknown: tuple[str, ...] = ()  # sentences about active rules that cannot be measured here
     standing: PolicyState = PolicyState()
 
-    def holding(self, device: str) -> tuple[Hold, ...]:
-        """Return the holds of this device; empty when it may work."""
-        return tuple(hold for hold in self.holds if hold.device in ("", device))
-
 
 def decide(
     rules: WorkRules,

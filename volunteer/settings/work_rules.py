@@ -161,10 +161,6 @@ class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     )
                 )
 
-    def duty(self, device: str) -> int:
-        """Return the share of the time in which a device may work, in percent."""
-        return self.device_duty.get(device, self.duty_percent)
-
     def roles_of(self, device: str) -> tuple[str, ...]:
         """Return the roles of a device."""
         roles = self.device_roles.get(device)

@@ -186,10 +186,6 @@ class Trainer:
             self._paused = False
             self.changed.notify_all()
 
-    @property
-    def closing(self) -> bool:
-        return self._closing
-
     def away(self) -> bool:
         """Return True if work has to leave the device soon, for a pause or the end."""
         return self._paused or self._closing

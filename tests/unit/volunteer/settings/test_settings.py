@@ -251,10 +251,11 @@ def test_a_device_takes_the_work_and_the_time_of_its_own(tmp_path: Path) -> None
     assert rules.kinds("cpu") == ("selfplay", "evaluate")
     assert rules.kinds("cuda:0") == ("learn", "train")
     assert rules.kinds("mps") == ("train",)
-    assert (rules.duty("cpu"), rules.duty("cuda:0")) == (40, 100)
+    assert (rules.device_duty, rules.duty_percent) == ({"cpu": 40}, 100)
     environ = {"VOLUNTEER_DEVICE_DUTY": "cuda:0=25", "VOLUNTEER_DEVICE_ROLES": "cpu=play learn"}
     rules = load(tmp_path, None, **environ).settings.rules
-    assert (rules.duty("cuda:0"), rules.roles_of("cpu")) == (25, ("play", "learn"))
+    assert rules.device_duty == {"cuda:0": 25}
+    assert rules.roles_of("cpu") == ("play", "learn")
     assert set(WorkRules().kinds("cpu")) == {"train", "selfplay", "learn", "evaluate"}
 
 

@@ -377,7 +377,7 @@ def test_closing_ends_a_task_under_way() -> None:
     closing = threading.Thread(target=lambda: closed.append(trainer.close(WAIT_S)))
     closing.start()
     with trainer.changed:
-        trainer.changed.wait_for(lambda: trainer.closing, WAIT_S)
+        trainer.changed.wait_for(trainer.away, WAIT_S)
     work.open.set()
     closing.join(WAIT_S)
     assert closed == [True]
