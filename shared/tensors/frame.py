@@ -13,11 +13,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Self
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from shared.errors import InvalidFrame
 from shared.files.deletions import delete_file
@@ -32,13 +31,12 @@ from shared.tensors.header import (
     parse_header,
     render_header,
 )
-from shared.tensors.spec import Schema, TensorSpec, by_name, nbytes
+from shared.tensors.slices import Array, SchemaTensors
+from shared.tensors.spec import Schema, TensorSpec, nbytes
 from shared.tensors.writer import Sink
 
 if TYPE_CHECKING:
     import torch
-
-Array: TypeAlias = npt.NDArray[Any]
 
 NUMPY: dict[str, np.dtype[Any]] = {
     name: np.dtype(code)
@@ -50,19 +48,18 @@ NUMPY: dict[str, np.dtype[Any]] = {
 _SAFETENSORS = {dtype: name for name, dtype in NUMPY.items() if name != "BF16"}
 
 
-class Frame(Mapping[str, Array]):
+class Frame(SchemaTensors):
     """Tensors of one file, as views into it, in the order of the schema.
 
     The file must not be cut short while the frame is open: blobs are immutable.
     """
 
     def __init__(self, buffer: mmap.mmap | bytes, header: Header, schema: Schema) -> None:
-        self.schema = schema
+        super().__init__(schema)
         self.metadata = header.metadata
         self.size = len(buffer)  # bytes of the whole file
         self._buffer = buffer
         self._header = header
-        self._specs = by_name(schema)
 
     def array(self, name: str) -> Array:
         """Return one tensor with its shape, without a copy; read-only unless opened
@@ -91,12 +88,6 @@ class Frame(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         return self.array(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
 
     def __enter__(self) -> Self:
         return self

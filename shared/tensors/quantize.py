@@ -28,7 +28,7 @@ from shared.tensors.blocks import (
 )
 from shared.tensors.frame import Frame, FrameWriter, open_frame, read_header
 from shared.tensors.header import check_header, header_limit
-from shared.tensors.slices import F32, Array, ArrayReader, SliceReader
+from shared.tensors.slices import F32, Array, ArrayReader, SchemaTensors, SliceReader
 from shared.tensors.spec import (
     INTEGERS,
     WALK_ELEMENTS,
@@ -59,14 +59,13 @@ class Cut(NamedTuple):
     stop: int
 
 
-class DecodedUpdate(Mapping[str, Array]):
+class DecodedUpdate(SchemaTensors):
     """Update that is decoded when it is read: float32 arrays, int64 for counters."""
 
     def __init__(self, frame: Frame, schema: Schema, kernel: Kernel) -> None:
-        self.schema = schema
+        super().__init__(schema)
         self._frame = frame
         self._kernel = kernel
-        self._specs = by_name(schema)
         self._wire: dict[str, Sequence[Array]] = {}  # cached: a merge asks for many small slices
 
     def read(self, name: str, start: int, stop: int, room: F32 | None = None) -> Array:
@@ -106,12 +105,6 @@ class DecodedUpdate(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         spec = self._specs[name]
         return self.read(name, 0, spec.count).reshape(spec.shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
 
     def __enter__(self) -> Self:
         return self

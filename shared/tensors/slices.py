@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -24,6 +24,20 @@ class SliceReader(Protocol):
     """Source of flat slices of named tensors: float32, and int64 where the schema has integers."""
 
     def read(self, name: str, start: int, stop: int) -> Array: ...
+
+
+class SchemaTensors(Mapping[str, Array]):
+    """Tensors of a schema by name, in its order."""
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+        self._specs = by_name(schema)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
 
 
 class ArrayReader:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from shared.tensors.quantize import Codec, DecodedUpdate
-from shared.tensors.slices import Array, ArrayReader
-from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
+from shared.tensors.slices import Array, ArrayReader, SchemaTensors
+from shared.tensors.spec import INTEGERS, Schema, TensorSpec, grid
 
 VARIANCE = "running_var"  # PyTorch's name of a running variance
 
 
-class Delta(Mapping[str, Array]):
+class Delta(SchemaTensors):
     """Update of local training, computed when it is read: base minus local for parameters, the
     local values of buffers and counters.
     """
@@ -24,9 +24,9 @@ class Delta(Mapping[str, Array]):
     def __init__(
         self, base: Mapping[str, object], local: Mapping[str, object], schema: Schema
     ) -> None:
+        super().__init__(schema)
         self._base = ArrayReader(base, schema)
         self._local = ArrayReader(local, schema)
-        self._specs = by_name(schema)
 
     def read(self, name: str, start: int, stop: int) -> Array:
         """Return elements [start, stop) of the flat tensor.
@@ -44,12 +44,6 @@ class Delta(Mapping[str, Array]):
         spec = self._specs[name]
         return self.read(name, 0, spec.count).reshape(spec.shape)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
-
 
 class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of an update."""
@@ -58,11 +52,6 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
     norms: dict[str, float]  # L2 norm of each parameter and buffer
     finite: bool
     negative: str = ""  # name of a variance with a value below zero
-
-    @property
-    def empty(self) -> bool:
-        """Return True if the update is zero, so the local weights are the base's."""
-        return self.norm == 0.0
 
 
 def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
