@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Group, Parameter
 
 from coordinator.cli.listing import as_json
-from coordinator.cli.target import HERE, TARGET, TargetOptions
+from coordinator.cli.target import HERE, TARGET, StoragePlace, TargetOptions
 from shared.errors import BadRequest
 from shared.files.deletions import delete_file
 from shared.programs.silence_watch import end_watch
@@ -25,17 +25,9 @@ SERVER = Group("Server", sort_key=60)
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions:
+class ServeOptions(StoragePlace):
     """Settings that are also flags of `serve`; docs/settings.md lists all."""
 
-    data_dir: Annotated[str | None, Parameter(group=TARGET, help="Data directory.")] = None
-    database: Annotated[
-        str | None,
-        Parameter(group=TARGET, help="Database URL (default: SQLite in the data directory)."),
-    ] = None
-    blobs: Annotated[
-        str | None, Parameter(group=TARGET, help="A directory, or s3://bucket/prefix.")
-    ] = None
     host: Annotated[
         str | None,
         Parameter(group=SERVER, help="Address to listen on; 0.0.0.0 lets others in, with TLS."),

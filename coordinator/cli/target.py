@@ -36,21 +36,25 @@ T = TypeVar("T")
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Where:
+class StoragePlace:
+    """Settings that name the storage of a coordinator."""
+
+    data_dir: Annotated[str | None, Parameter(group=TARGET, help="Data directory.")] = None
+    database: Annotated[
+        str | None,
+        Parameter(group=TARGET, help="Database URL (default: SQLite in the data directory)."),
+    ] = None
+    blobs: Annotated[
+        str | None, Parameter(group=TARGET, help="A directory, or s3://bucket/prefix.")
+    ] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Where(StoragePlace):
     """Coordinator of a command: a data directory (the default), a database, or a running server."""
 
-    data_dir: Annotated[
-        str | None, Parameter(group=TARGET, help="The coordinator's data directory.")
-    ] = None
-    database: Annotated[
-        str | None, Parameter(group=TARGET, help="The coordinator's database URL.")
-    ] = None
-    blobs: Annotated[str | None, Parameter(group=TARGET, help="The coordinator's blob store.")] = (
-        None
-    )
-    config: Annotated[
-        Path | None, Parameter(group=TARGET, help="The coordinator's settings file.")
-    ] = None
+    config: Annotated[Path | None, Parameter(group=TARGET, help="Settings file.")] = None
     server: Annotated[
         str | None, Parameter(group=TARGET, help="A running server: its address or join link.")
     ] = None

@@ -15,16 +15,13 @@ from starlette.routing import Route
 from coordinator.pages.event_stream import Broadcast
 from coordinator.pages.page_replies import (
     FinishedPage,
-    Receive,
-    Scope,
-    Send,
     made,
     reply,
     send_file,
 )
 from coordinator.pages.templates import KINDS, static_files
 from coordinator.pages.views import Live, Views
-from coordinator.request_body import raw_header
+from coordinator.request_body import Receive, Scope, Send, raw_header
 from coordinator.rules.install_lines import visitor_system
 from coordinator.rules.networks import address_key
 from coordinator.runs.public import PublicRuns, may_be_had

@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from coordinator.pages.page_replies import Receive, Scope, Send, head
+from coordinator.pages.page_replies import head
+from coordinator.request_body import Receive, Scope, Send
 from shared.clock import Clock
 from shared.errors import Unavailable
 

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.request_body import byte_range, raw_header
+from coordinator.request_body import Scope, Send, byte_range, raw_header
 
 if TYPE_CHECKING:
     from coordinator.storage.blobs import BlobStore
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 HTML = "text/html; charset=utf-8"
