@@ -107,7 +107,7 @@ class SettingsTable(Generic[S]):
             Setting(
                 name=name,
                 type=_type_name(field.type),
-                default=_shown(self.default(name)),
+                default=plain_text(self.default(name)),
                 unit=(field.meta.extra or {}).get("unit", ""),
                 help=field.meta.description or "",
             )
@@ -369,9 +369,10 @@ def _type_name(kind: Any) -> str:
     return _NAMES.get(get_origin(kind) or kind) or str(kind.__name__)
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, tuple):
-        return ", ".join(value)
+def plain_text(value: object) -> str:
+    """Return the value of a setting as text, as settings files and tables show it."""
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value))
     if isinstance(value, dict):
         return ", ".join(f"{name}={item}" for name, item in value.items())
     if isinstance(value, bool):

@@ -77,3 +77,10 @@ def _text(value: object) -> str:
 def when(at: float | None, never: str = "-") -> str:
     """Return an instant as people read it, UTC."""
     return never if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def breach_state(breaches: Sequence[str]) -> str:
+    """Print the breaches that a check found, and return their count in words."""
+    for breach in breaches:
+        print(f"BREACH  {breach}")
+    return f"{len(breaches)} breaches" if breaches else "all is well"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import App, Parameter
 
 from coordinator.admin.command import EmptyRequest
-from coordinator.cli.listing import as_json, table, when
+from coordinator.cli.listing import as_json, breach_state, table, when
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, TargetOptions, Where, call, connected, listed
 from shared.errors import BadRequest, Configuration, Unavailable
@@ -130,10 +130,7 @@ def check(*, where: TargetOptions = HERE) -> int:
         as_json(report)
     else:
         looked = ", ".join(f"{count:,} {name}" for name, count in report.looked_at.items())
-        for breach in report.breaches:
-            print(f"BREACH  {breach}")
-        state = f"{len(report.breaches)} breaches" if report.breaches else "all is well"
-        print(f"{state}: {looked}, the ledger and the record checked")
+        print(f"{breach_state(report.breaches)}: {looked}, the ledger and the record checked")
     return 1 if report.breaches else 0
 
 

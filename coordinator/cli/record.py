@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from coordinator.admin.command import EmptyRequest
-from coordinator.cli.listing import as_json, table, when
+from coordinator.cli.listing import as_json, breach_state, table, when
 from coordinator.cli.target import HERE, TargetOptions, call
 
 app = App(
@@ -62,9 +62,7 @@ def verify(*, where: TargetOptions = HERE) -> int:
     if where.json:
         as_json(report)
         return 1 if report.breaches else 0
-    for breach in report.breaches:
-        print(f"BREACH  {breach}")
-    state = f"{len(report.breaches)} breaches" if report.breaches else "all is well"
+    state = breach_state(report.breaches)
     waiting = f", {report.waiting:,} wait to be sealed" if report.waiting else ""
     print(
         f"{state}: {report.lines:,} lines of the record and {report.events:,} entries of the "

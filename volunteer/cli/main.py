@@ -201,6 +201,7 @@ def status(*, json: Json = False, profile: Profile = "") -> int:
 @app.command
 def settings(*, json: Json = False, profile: Profile = "") -> int:
     """Every setting, its value, and the source of the value."""
+    from shared.settings import plain_text
     from volunteer.cli.start import setting_rows
 
     rows = setting_rows(_directories(profile))
@@ -208,7 +209,7 @@ def settings(*, json: Json = False, profile: Profile = "") -> int:
         return print_json(rows)
     print_table(
         [_("name"), _("value"), _("from"), _("meaning")],
-        [[row.name, _plain(row.value), _(row.source), _(row.help)] for row in rows],
+        [[row.name, plain_text(row.value) or "-", _(row.source), _(row.help)] for row in rows],
     )
     return 0
 
@@ -438,14 +439,3 @@ def _pair(text: str) -> tuple[str, object]:
     if not equals:
         raise BadRequest(Sentence('--set takes NAME=VALUE, not "{text}"', text=text))
     return name.strip(), TABLE.listed(name.strip(), value)
-
-
-def _plain(value: object) -> str:
-    """Return a setting as text; an empty one is "-"."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={item}" for name, item in value.items()) or "-"
-    if isinstance(value, tuple | list):
-        return ", ".join(str(item) for item in value) or "-"
-    return f"{value:g}" if isinstance(value, float) else str(value) or "-"

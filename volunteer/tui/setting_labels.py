@@ -8,6 +8,7 @@ import msgspec
 
 from shared.errors import Configuration
 from shared.sentences import Sentence
+from shared.settings import plain_text
 from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import AUTO, N_, NAMES, _, choose, current, languages, localized
 from volunteer.settings import settings
@@ -103,13 +104,7 @@ def as_text(value: object) -> str:
     """Return a value as a person types it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, tuple | list):
-        return ", ".join(str(item) for item in value)
-    if isinstance(value, dict):
-        return ", ".join(f"{name}={item}" for name, item in value.items())
-    return str(value)
+    return plain_text(value)
 
 
 def shown(row: SettingRow) -> str:
