@@ -10,6 +10,10 @@ import io
 import os
 from pathlib import Path
 
+from shared.decoding import MALFORMED, decode
+from shared.errors import InvalidRunFile
+from shared.text import escaped
+
 UTF8 = "utf-8-sig"  # UTF-8 whose decoder skips a byte order mark
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # marks at the beginning of a file
 BYTES_MAX = 16 << 20  # largest text file that is read
@@ -18,6 +22,14 @@ BYTES_MAX = 16 << 20  # largest text file that is read
 def unmarked(data: bytes) -> bytes:
     """Return UTF-8 without its byte order mark."""
     return data.removeprefix(codecs.BOM_UTF8)
+
+
+def json_object(path: Path) -> dict[str, object]:
+    """Return the fields of a file that holds one JSON object. Raises InvalidRunFile, OSError."""
+    try:
+        return decode(unmarked(path.read_bytes()), dict[str, object])
+    except MALFORMED as error:
+        raise InvalidRunFile(f"{path} is not a JSON object: {escaped(error, 200)}") from error
 
 
 def read_text(path: Path) -> str:

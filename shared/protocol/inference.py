@@ -184,8 +184,19 @@ class StreamOptions(_Strict, frozen=True, kw_only=True):
 
 
 class _Sampled(_Strict, frozen=True, kw_only=True):
-    """Options of OpenAI, and of other servers, that shape the choice of a token."""
+    """Request for texts of a model, with the options of OpenAI, and of other servers, that shape
+    the choice of a token.
+    """
 
+    model: str
+    answered_by: AnsweredBy = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    seed: Seed | None = None
+    stop: Stop = None
+    n: Sequences | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
     presence_penalty: Penalty = None
     frequency_penalty: Penalty = None
     logit_bias: LogitBias | None = None
@@ -201,20 +212,11 @@ Prompt: TypeAlias = str | Annotated[tuple[Number, ...], Meta(max_length=1 << 20)
 class CompletionRequest(_Sampled, frozen=True, kw_only=True):
     """Texts to continue."""
 
-    model: str
-    answered_by: AnsweredBy = None
     prompt: Annotated[tuple[Prompt, ...], Meta(min_length=1, max_length=PROMPTS_MAX)]
     echo: bool = False
     # 0 with `echo`: the prompt's probabilities only
     max_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    seed: Seed | None = None
-    stop: Stop = None
-    n: Sequences | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
 
 class TextPart(_Strict, frozen=True, kw_only=True):
@@ -306,16 +308,9 @@ class ChatMessage(_Strict, frozen=True, kw_only=True):
 class ChatRequest(_Sampled, frozen=True, kw_only=True):
     """Conversation to continue."""
 
-    model: str
-    answered_by: AnsweredBy = None
     messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=1000)]
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    seed: Seed | None = None
-    stop: Stop = None
-    n: Sequences | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
@@ -323,8 +318,6 @@ class ChatRequest(_Sampled, frozen=True, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ToolNamed | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = {}  # variables of the model's chat template
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
 
 class ImageRequest(_Strict, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -161,7 +161,7 @@ class PartRunner:
                 device=self.device.id,
                 tokens_per_s=report.samples_per_s * task.items_per_sample,
                 version=start.version if start else 0,
-                metrics=dict(report.metrics),
+                metrics=report.metrics,
                 items=task.items,
             )
         )
@@ -228,7 +228,7 @@ def whole_report(report: TrainingReport, whole: Job, part: Job) -> TrainingRepor
     samples = part.start - whole.start
     left = whole.stop - part.start - report.samples
     rate = report.samples_per_s
-    return replace(
+    return msgspec.structs.replace(
         report,
         step=samples // whole.batch_size + report.step,
         steps=whole.steps,

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from shared.workloads.base import Work
+from shared.workloads.base import Progress, Work
 from volunteer.training.step_meter import StepMeter
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingReport:
-    """Training progress and rate."""
+class TrainingReport(Progress, frozen=True, kw_only=True):
+    """Training progress, with the loss of the last finished step, and rate."""
 
-    step: int
-    steps: int
-    samples: int
-    loss: float | None  # loss of the last finished step
     samples_per_s: float
     steps_per_s: float
     eta_s: float | None
     train_s: float
-    preview: str = ""
-    counted: str = ""  # unit of the steps, see `Progress`
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

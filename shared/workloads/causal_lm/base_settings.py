@@ -9,12 +9,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import MALFORMED, convert, decode
+from shared.decoding import convert
 from shared.errors import InvalidRunFile
-from shared.files.text_file import unmarked
+from shared.workloads.data.chat_template import settings_of
 
 GENERATION, TOKENS = "generation_config.json", "tokenizer_config.json"
-_FILE_MAX = 4 << 20  # bytes
 _Token = Annotated[str, Meta(max_length=100)]
 _Id = Annotated[int, Meta(ge=0, lt=1 << 24)]
 _Share = Annotated[float, Meta(ge=0, le=1)]
@@ -55,7 +54,7 @@ def read_base_settings(folder: Path, settings: Mapping[str, object]) -> BaseSett
 
     Raises InvalidRunFile for a value out of bounds, or a file that is not a JSON object.
     """
-    tokens, generation = _table(folder / TOKENS), _table(folder / GENERATION)
+    tokens, generation = settings_of(folder / TOKENS), settings_of(folder / GENERATION)
     generation.setdefault("eos_token_id", settings.get("eos_token_id"))
     dtype = settings.get("dtype") or settings.get("torch_dtype")
     fields: dict[str, object] = {
@@ -75,12 +74,3 @@ def read_base_settings(folder: Path, settings: Mapping[str, object]) -> BaseSett
 
 def _known(table: Mapping[str, object], kind: type[msgspec.Struct]) -> dict[str, object]:
     return {key: table[key] for key in kind.__struct_fields__ if table.get(key) is not None}
-
-
-def _table(path: Path) -> dict[str, object]:
-    if not path.is_file() or path.stat().st_size > _FILE_MAX:
-        return {}
-    try:
-        return decode(unmarked(path.read_bytes()), dict[str, object])
-    except MALFORMED as error:
-        raise InvalidRunFile(f"{path} is not a JSON object: {error}") from error

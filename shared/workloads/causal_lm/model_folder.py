@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile, VolunteerError
-from shared.files.text_file import unmarked
+from shared.files.text_file import json_object
 from shared.tensors.header import (
     HEADER_BYTES_MAX,
     LENGTH_BYTES,
@@ -288,11 +287,7 @@ def _json(folder: Path, name: str, limit: int) -> dict[str, object]:
         )
     if path.stat().st_size > limit:
         raise InvalidRunFile(f"{path} is larger than {limit >> 20} MiB, so it is not read")
-    try:
-        table = decode(unmarked(path.read_bytes()), dict[str, object])
-    except MALFORMED as error:
-        raise InvalidRunFile(f"{path} is not a JSON object: {escaped(error, 200)}") from error
-    return table
+    return json_object(path)
 
 
 def _shards(folder: Path) -> list[str]:

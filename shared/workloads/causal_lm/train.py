@@ -20,7 +20,6 @@ from shared.workloads.data.token_loss import Reading, heldout_loss
 from shared.workloads.data.tokenizer import MARKED, dtype_of
 from shared.workloads.data.windows import Windows, of_pass, windows_of
 from shared.workloads.training.device_differences import to_device
-from shared.workloads.training.dropout import sample_keys
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
 
@@ -52,9 +51,7 @@ class CausalWork(StepWork):
             torch.from_numpy(self._windows.read(start, stop)), self.device
         )  # (B, T + 1)
         if self._dropout:
-            step, first = divmod(start, self.job.batch_size)
-            keys = sample_keys(self.job.seed, step, first, stop - start)
-            self._causal.samples.keys = to_device(keys, self.device)
+            self._causal.samples.draw(self.job, start, stop, self.device)
         return self._causal.loss(tokens, self._learnt)
 
 

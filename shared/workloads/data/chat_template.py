@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import msgspec
 
-from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile, why
-from shared.files.text_file import read_text, unmarked
+from shared.files.text_file import json_object, read_text
 from shared.text import escaped
 from shared.workloads.base import DatasetManifest
 
@@ -273,7 +272,7 @@ def _check_length(characters: int) -> None:
 
 def template_beside(tokenizer: Path) -> ChatTemplate:
     """Return the chat template next to a tokenizer.json. Raises InvalidRunFile."""
-    settings = _settings(tokenizer.with_name("tokenizer_config.json"))
+    settings = settings_of(tokenizer.with_name("tokenizer_config.json"))
     template_file = tokenizer.with_name("chat_template.jinja")
     source = settings.get("chat_template")
     if template_file.is_file() and template_file.stat().st_size <= _FILE_MAX:
@@ -292,13 +291,12 @@ def template_beside(tokenizer: Path) -> ChatTemplate:
     return ChatTemplate(source, _token(settings, "bos_token"), _token(settings, "eos_token"))
 
 
-def _settings(path: Path) -> dict[str, object]:
-    if not path.is_file() or path.stat().st_size > _FILE_MAX:
-        return {}
-    try:
-        return decode(unmarked(path.read_bytes()), dict[str, object])
-    except MALFORMED as error:
-        raise InvalidRunFile(f"{path} is not a JSON object: {escaped(error, 200)}") from error
+def settings_of(path: Path) -> dict[str, object]:
+    """Return the fields of a small JSON file beside a tokenizer; none if there is no such file.
+    Raises InvalidRunFile.
+    """
+    small = path.is_file() and path.stat().st_size <= _FILE_MAX
+    return json_object(path) if small else {}
 
 
 def _token(settings: dict[str, object], name: str) -> str:

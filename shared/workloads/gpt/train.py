@@ -10,7 +10,6 @@ from shared.workloads.data.windows import Windows, of_pass, windows_of
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
 from shared.workloads.gpt.model import build
 from shared.workloads.training.device_differences import to_device
-from shared.workloads.training.dropout import sample_keys
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
 
@@ -38,7 +37,5 @@ class GptWork(StepWork):
             torch.from_numpy(self._windows.read(start, stop)), self.device
         )  # (B, T + 1)
         if self._dropout:
-            step, first = divmod(start, self.job.batch_size)
-            keys = sample_keys(self.job.seed, step, first, stop - start)
-            self._dropping.keys = to_device(keys, self.device)
+            self._dropping.draw(self.job, start, stop, self.device)
         return StepLoss(self.model(tokens[:, :-1], tokens[:, 1:]))

@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shared.workloads.base import Job
+from shared.workloads.training.device_differences import to_device
+
 STEP = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 _FIRST, _SECOND = -4658895280553007687, -7723592293110705685
 LANES = 4
@@ -33,6 +36,11 @@ class SampleKeys:
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
+
+    def draw(self, job: Job, start: int, stop: int, device: str) -> None:
+        """Set the keys of a task's samples [start, stop), which belong to one step."""
+        step, first = divmod(start, job.batch_size)
+        self.keys = to_device(sample_keys(job.seed, step, first, stop - start), device)
 
 
 class SampleDropout(nn.Module):

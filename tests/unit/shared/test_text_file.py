@@ -20,9 +20,8 @@ from coordinator.storage.secret_file import read_secret
 from shared.files.text_file import BYTES_MAX, read_text
 from shared.proofs.signing import SigningKey
 from shared.settings import read_file
-from shared.workloads.causal_lm.base_settings import _table as base_settings
 from shared.workloads.causal_lm.model_folder import _json as model_settings
-from shared.workloads.data.chat_template import template_beside
+from shared.workloads.data.chat_template import settings_of, template_beside
 from shared.workloads.data.dialogue_forms import FIELDS
 from shared.workloads.data.documents import read_documents
 from shared.workloads.data.record_files import records
@@ -80,7 +79,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     "tokenizer": ("tokenizer.json", "{}", tokenizer),
     "template": ("chat_template.jinja", "{{ messages }}", template),
     "settings of a tokenizer": ("tokenizer_config.json", '{"chat_template": "{{ a }}"}', template),
-    "settings of tokens": ("a.json", '{"a": 1}', base_settings),
+    "settings of tokens": ("a.json", '{"a": 1}', settings_of),
     "model": ("config.json", '{"a": 1}', lambda path: model_settings(path.parent, path.name, 99)),
     "text": ("a.txt", "text", texts),
     "lines": ("a.jsonl", '{"text": "a"}\n', texts),
