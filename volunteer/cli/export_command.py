@@ -26,8 +26,7 @@ from volunteer.cli.options import Json, Profile
 from volunteer.i18n.catalogue import _, ngettext, number, shown
 
 if TYPE_CHECKING:
-    from shared.workloads.base import Weights
-    from volunteer.account.home_version import HomeVersion, VersionChoice
+    from volunteer.cli.home_version import HomeVersion, VersionChoice
     from volunteer.net.api import Api
     from volunteer.settings.settings import Directories, Settings
     from volunteer.training.own_copy import OwnCopy
@@ -84,7 +83,7 @@ def export(
     profile: Profile = "",
 ) -> int:
     """Take a model home that learnt from your data too; --tune makes a copy of your own."""
-    from volunteer.account.home_version import VersionChoice
+    from volunteer.cli.home_version import VersionChoice
     from volunteer.cli.start import identity_of
     from volunteer.settings import settings
 
@@ -156,20 +155,31 @@ class _Export:
         with TemporaryDirectory(prefix="export-", dir=cache) as folder:
             watch.say(_("Fetching the model."))
             home = asyncio.run(self._fetched(Path(folder), watch.bytes))
-            name = f"{home.info.name}-v{home.manifest.version}"
+            name = f"{home.info.name}-v{home.source.manifest.version}"
             place = to or exports() / (f"{name}-mine" if self._passes else name)
             place = place.expanduser().absolute()
             # a new folder of a copy that learnt from own files is for its owner alone
             mode = 0o700 if self._passes else 0o777
             with new_folder(place, Sentence("the export"), mode, _tell) as unfinished:
-                copy, weights = self._learnt(home, watch)
+                copy = self._learnt(home, watch)
                 watch.say(_("Writing its files into {path}.", path=place))
-                home_copy = self._written(home, weights, unfinished, copy)
-        return msgspec.structs.replace(home_copy, path=str(place))
+                self._write(home, copy, unfinished)
+                names = tuple(sorted(path.name for path in unfinished.iterdir()))
+        return TakenHome(
+            run=home.info.name,
+            version=home.source.manifest.version,
+            path=str(place),
+            files=names,
+            tuned=self._passes > 0,
+            passes=self._passes,
+            steps=copy.steps,
+            loss_before=copy.before,
+            loss_after=copy.after,
+        )
 
     async def _fetched(self, folder: Path, tell: Tell) -> HomeVersion:
-        from volunteer.account.home_version import fetch
         from volunteer.account.profile import Profile as ProfileDirectory
+        from volunteer.cli.home_version import fetch
         from volunteer.cli.start import ask_coordinator, identity_of
         from volunteer.storage.own_data import OwnData
 
@@ -177,27 +187,20 @@ class _Export:
         own_data = OwnData(ProfileDirectory(self._places.profile).home(identity).own_data)
 
         async def fetched(api: Api) -> HomeVersion:
-            return await fetch(api, self._choice, own_data, folder, tell, remark)
+            return await fetch(api, self._choice, own_data, folder, tell)
 
         return await ask_coordinator(self._places, fetched)
 
-    def _learnt(self, home: HomeVersion, watch: _Watch) -> tuple[OwnCopy | None, Weights]:
-        """Return the copy, None without passes, and the weights to write."""
+    def _learnt(self, home: HomeVersion, watch: _Watch) -> OwnCopy:
+        """Return the copy: trained, or without passes the version as it is."""
         from shared.clock import SystemClock
         from volunteer.machine.devices import choose, default_threads, detect
-        from volunteer.training.own_copy import CopySource, read, tuned
+        from volunteer.training.own_copy import OwnCopy, read, tuned
         from volunteer.training.trainer import Trainer
 
-        source = CopySource(
-            manifest=home.manifest,
-            workload=home.workload,
-            weights=home.weights,
-            form=home.form,
-            data=home.data,
-            samples=home.samples,
-        )
+        source = home.source
         if not self._passes:
-            return None, read(source)
+            return OwnCopy(weights=read(source))
         threads = self._settings.threads or default_threads()
         trainer = Trainer("export", threads=threads, clock=SystemClock())
         trainer.start()
@@ -212,45 +215,29 @@ class _Export:
                 )
             )
             device = choose(self._settings.device, trainer.call(detect).result())[0].id
-            copy = tuned(trainer, replace(source, device=device), self._passes, watch.steps)
+            return tuned(trainer, replace(source, device=device), self._passes, watch.steps)
         finally:
             trainer.close()
-        return copy, copy.weights
 
-    def _written(
-        self, home: HomeVersion, weights: Weights, to: Path, copy: OwnCopy | None
-    ) -> TakenHome:
+    def _write(self, home: HomeVersion, copy: OwnCopy, to: Path) -> None:
         """Write the files of a model, its licence and its card."""
         from shared.workloads.base import FormatWanted
         from shared.workloads.model_files import converted, write_model
-        from volunteer.account.home_version import write_papers
+        from volunteer.cli.home_version import write_papers
 
-        config = home.manifest.config
-        whole = home.workload.whole(config, weights, home.files)
-        assets = home.data.manifest.assets
+        source = home.source
+        config = source.manifest.config
+        whole = source.workload.whole(config, copy.weights, home.files)
+        assets = source.data.manifest.assets
         tokenizer, template = (
-            home.data.asset(name).read_bytes() if name in assets else None
+            source.data.asset(name).read_bytes() if name in assets else None
             for name in ("tokenizer", "chat_template")
         )
         target = FormatWanted(self._choice.format, tokenizer, template)
-        model = converted(home.workload, config, whole, target)
-        metadata = {"run": home.info.name, "version": str(home.manifest.version)}
+        model = converted(source.workload, config, whole, target)
+        metadata = {"run": home.info.name, "version": str(source.manifest.version)}
         write_model(model, to, metadata)
-        home_copy = TakenHome(
-            run=home.info.name,
-            version=home.manifest.version,
-            path="",
-            files=(),
-            tuned=copy is not None,
-            passes=self._passes,
-            steps=copy.steps if copy else 0,
-            loss_before=copy.before if copy else None,
-            loss_after=copy.after if copy else None,
-        )
-        losses = (copy.before, copy.after) if copy else None
-        write_papers(home, model, to, losses)
-        names = tuple(sorted(path.name for path in to.iterdir()))
-        return msgspec.structs.replace(home_copy, files=names)
+        write_papers(home, model, to, copy)
 
 
 @contextmanager

@@ -47,12 +47,12 @@ class CopySource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCopy:
-    """Trained copy, and its losses on the part of the data that was kept back."""
+    """Copy, trained in some steps, and its losses on the part of the data that was kept back."""
 
     weights: Weights
-    steps: int
-    before: float | None  # None: the part is too small to measure
-    after: float | None
+    steps: int = 0
+    before: float | None = None  # None: the part is too small to measure, or nothing was trained
+    after: float | None = None
 
 
 def read(source: CopySource) -> Weights:

@@ -12,20 +12,21 @@ from pathlib import Path
 from shared.errors import BadRequest, InvalidFrame
 from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
-from shared.protocol.members import MembersData
 from shared.protocol.versions import BlobRef, VersionManifest, chunks_digest
 from shared.sentences import Sentence
 from shared.text import printable
-from shared.workloads.base import ConvertedModel, Workload, load
+from shared.workloads.base import ConvertedModel, load
 from shared.workloads.data.local_data import LocalData
 from shared.workloads.model_files import check_format
 from volunteer.account.membership import check_form, run_info
+from volunteer.cli.exit_codes import remark
 from volunteer.net.api import Api
 from volunteer.net.transfers import OnBytes, Transfers, hub_address
-from volunteer.net.weights import Notice, Weights
+from volunteer.net.weights import Weights
 from volunteer.storage.blob_cache import Cache
 from volunteer.storage.manifests import verified_manifest
 from volunteer.storage.own_data import OwnData
+from volunteer.training.own_copy import CopySource, OwnCopy
 
 DOWNLOAD_BYTES_MAX = 1 << 40
 
@@ -48,13 +49,8 @@ class HomeVersion:
     """Version of a run on its member's machine, and the member's own data for the run."""
 
     info: RunInfo
-    form: MembersData
-    manifest: VersionManifest
-    workload: Workload
-    weights: Path
+    source: CopySource
     files: Mapping[str, Path]  # files of the run besides the tensors, by asset name
-    data: LocalData
-    samples: int  # samples of a pass of the data
 
 
 async def fetch(
@@ -63,7 +59,6 @@ async def fetch(
     own_data: OwnData,
     folder: Path,
     on_download: OnDownload,
-    notice: Notice,
 ) -> HomeVersion:
     """Fetch a version into a folder. Raises NotFound, BadRequest, OwnDataUnusable, InvalidFrame,
     BadSignature, StorageFull.
@@ -90,7 +85,7 @@ async def fetch(
     def teller(total: int) -> OnBytes:
         return lambda done: on_download(done, total)
 
-    weights = await Weights(transfers, cache, notice).fetch(manifest, teller)
+    weights = await Weights(transfers, cache, remark).fetch(manifest, teller)
     more, origin = workload.files(manifest.config), workload.origin(manifest.config)
     public = origin.paths if origin is not None else {}
     files = {
@@ -101,16 +96,15 @@ async def fetch(
     }
     paths = own_data.files(record, record.refs)
     paths |= {ref.sha256: files[name] for name, ref in more.items()}
-    return HomeVersion(
-        info=info,
-        form=info.members,
+    source = CopySource(
         manifest=manifest,
         workload=workload,
         weights=weights,
-        files=files,
+        form=info.members,
         data=LocalData(record.manifest, paths, more),
         samples=record.numbers.samples,
     )
+    return HomeVersion(info=info, source=source, files=files)
 
 
 async def _manifest(api: Api, choice: VersionChoice, info: RunInfo) -> VersionManifest:
@@ -128,16 +122,11 @@ async def _manifest(api: Api, choice: VersionChoice, info: RunInfo) -> VersionMa
     return manifest
 
 
-def write_papers(
-    home: HomeVersion,
-    model: ConvertedModel,
-    to: Path,
-    losses: tuple[float | None, float | None] | None,
-) -> None:
-    """Write licence and card; `losses` of a copy are from before and after its training."""
+def write_papers(home: HomeVersion, model: ConvertedModel, to: Path, copy: OwnCopy) -> None:
+    """Write licence and card."""
     (to / "LICENSE.txt").write_text(f"Model: {home.info.licence}\n", encoding="utf-8")
     needs = f"`pip install {model.needs}`" if model.needs else "the program `volunteer`"
-    info, manifest = home.info, home.manifest
+    info, manifest = home.info, home.source.manifest
     lines = [
         f"# {info.name}, version {manifest.version}",
         "",
@@ -147,9 +136,9 @@ def write_papers(
         f" {info.parameters:,} parameters",
         f"- licence: {printable(info.licence)}",
     ]
-    if losses is not None:
-        before, after = losses
-        measured = f", on whose held-out part the loss was {before} and is {after}"
+    if copy.steps:
+        losses = (copy.before, copy.after)
+        measured = f", on whose held-out part the loss was {copy.before} and is {copy.after}"
         lines += [
             f"- trained further on the data of one member{'' if None in losses else measured}",
             "- it may repeat parts of those data: whoever may not read them may not have it",
