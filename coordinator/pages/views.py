@@ -81,13 +81,9 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
 
     info: RunInfo
     live: Live
-    figures: DecidedCounts
-    checks: CostOfChecks
-    time: MachineTime | None
-    members: MemberFigures | None  # of a run whose members keep its data
+    sums: RunSums
     curve: Line | None
     strength: Line | None
-    rollouts: Sequence[RolloutCurve]
     columns: Sequence[ChartColumn]
     crowd: int  # volunteers in the highest column
     began_at: float | None  # ends of the columns' axis of time
@@ -99,7 +95,6 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     first: object
     newest: object
     last_at: float | None  # time of the newest version
-    news: Sequence[News]  # news of the organiser, the newest first
 
 
 class RunSums(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +105,8 @@ class RunSums(msgspec.Struct, frozen=True, kw_only=True):
     figures: DecidedCounts
     checks: CostOfChecks
     time: MachineTime | None
-    members: MemberFigures | None
-    news: tuple[News, ...]
+    members: MemberFigures | None  # of a run whose members keep its data
+    news: tuple[News, ...]  # news of the organiser, the newest first
     rollouts: Sequence[RolloutCurve]
 
 
@@ -349,16 +344,11 @@ class Views:
         now = self._coordinator.clock.now()
         until = row.ended_at or now
         return RunPage(
-            figures=sums.figures,
-            checks=sums.checks,
-            time=sums.time,
-            members=sums.members,
-            news=sums.news,
             info=info,
+            sums=sums,
             live=live(info, sums.figures, sums.checks.work_s),
             curve=_curve(losses, info.measure),
             strength=charts.line([Point(*rating) for rating in rated]),
-            rollouts=sums.rollouts,
             columns=_columns(
                 stretches, lambda stretch: stretch.volunteers, row.started_at or now, until
             ),

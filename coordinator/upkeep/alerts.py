@@ -326,29 +326,24 @@ def advance(
 
 def _seen(condition: Condition, before: StandingAlert | None, now: float) -> StandingAlert:
     """Return the alert of a condition that a check has found, in the words of that check."""
-    if before is None:
-        return StandingAlert(
-            kind=condition.kind,
-            about=condition.about,
-            level=condition.level,
-            message=condition.message,
-            todo=condition.todo,
-            newest_at=condition.newest_at,
-            since=now,
-            seen_at=now,
-        )
-    bad = before.said_bad or (before.said_at is not None and before.level == "bad")
-    return StandingAlert(
+    alert = StandingAlert(
         kind=condition.kind,
         about=condition.about,
         level=condition.level,
         message=condition.message,
         todo=condition.todo,
+        newest_at=condition.newest_at,
+        since=now,
+        seen_at=now,
+    )
+    if before is None:
+        return alert
+    return msgspec.structs.replace(
+        alert,
         since=before.since,
         said_at=before.said_at,
-        seen_at=now,
         newest_at=before.newest_at,
-        said_bad=bad,
+        said_bad=before.said_bad or (before.said_at is not None and before.level == "bad"),
     )
 
 
