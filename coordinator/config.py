@@ -21,7 +21,7 @@ from shared.errors import BadRequest, Configuration
 from shared.network.links import is_loopback, parse_link
 from shared.programs.command_hints import options
 from shared.proofs.proof_of_work import BITS_MAX
-from shared.settings import SettingsTable
+from shared.settings import SettingRow, SettingsTable
 from shared.units import GIB, MIB
 
 PREFIX = "COORDINATOR_"
@@ -389,26 +389,16 @@ def load(
     return _sourced(flags or {}, os.environ if environ is None else environ, config)[0]
 
 
-class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting for people and machines; a password in an address is hidden."""
-
-    name: str
-    value: object
-    source: str
-    help: str
-
-
 def setting_rows(flags: Mapping[str, object], config: Path | None) -> tuple[SettingRow, ...]:
-    """Return every setting in force with its source. Raises as `load` does."""
-    settings, sources = _sourced(flags, os.environ, config)
-    rows = []
-    for row in TABLE.rows():
-        value = TABLE.value(settings, row.name)
-        safe_value = without_password(value) if isinstance(value, str) else value
-        rows.append(
-            SettingRow(name=row.name, value=safe_value, source=sources[row.name], help=row.help)
-        )
-    return tuple(rows)
+    """Return every setting in force with its source; a password in an address is hidden. Raises as
+    `load` does.
+    """
+    return tuple(
+        msgspec.structs.replace(row, value=without_password(row.value))
+        if isinstance(row.value, str)
+        else row
+        for row in TABLE.rows(*_sourced(flags, os.environ, config))
+    )
 
 
 def _sourced(

@@ -42,10 +42,12 @@ _OF_SERVICE = re.compile(r"_(SERVICE_(HOST|PORT)|PORT_\d+_)")  # variables that 
 _NAMES = {tuple: "list of names", dict: "table"}
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """One setting as a person sees it."""
+class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting as a person sees it, its value, and the source of the value."""
 
     name: str
+    value: Any
+    source: str  # "flag", "environment", the name of a file, "default"
     type: str
     default: str
     unit: str
@@ -101,11 +103,17 @@ class SettingsTable(Generic[S]):
         """Return the default of a setting. Raises KeyError for an unknown one."""
         return self.value(self._kind(), name)
 
-    def rows(self) -> tuple[Setting, ...]:
-        """Return every setting with type, default, unit and help, in the struct's order."""
+    def rows(
+        self, settings: S | None = None, sources: Mapping[str, str] | None = None
+    ) -> tuple[SettingRow, ...]:
+        """Return every setting in the struct's order, with its value in `settings`, or by
+        default.
+        """
         return tuple(
-            Setting(
+            SettingRow(
                 name=name,
+                value=self.value(settings or self._kind(), name),
+                source=(sources or {}).get(name, "default"),
                 type=_type_name(field.type),
                 default=plain_text(self.default(name)),
                 unit=(field.meta.extra or {}).get("unit", ""),

@@ -87,7 +87,7 @@ ONLY_SHRINKS = {
 }
 LINE_COLUMNS_MAX = 100
 # Names that more than one class, or more than one file, of the product has. They only get fewer.
-REPEATED_NAMES_MAX = {"classes": 6, "files": 26}
+REPEATED_NAMES_MAX = {"classes": 5, "files": 26}
 NOUN_CLAUSE = re.compile(
     r"(What|Whatever|Whether|Who|Whoever|How|Where|When|Why)\b(?!.*\?)|See the module"
 )

@@ -19,7 +19,7 @@ from shared.proofs.proof_of_work import search_time_text
 from shared.protocol import endpoints
 from shared.protocol.accounts import MachineOrder
 from shared.sentences import Sentence
-from shared.settings import FLAG
+from shared.settings import FLAG, SettingRow
 from shared.units import GIB
 from shared.workloads.base import Workload, load
 from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
@@ -27,7 +27,7 @@ from volunteer.account.profile import Identity, Profile
 from volunteer.agent.agent import Agent, Machine
 from volunteer.agent.collaborators import RemoteCoordinator, Store, Timing
 from volunteer.control import commands, events
-from volunteer.control.commands import Command, SettingRow
+from volunteer.control.commands import Command
 from volunteer.control.control import Control
 from volunteer.control.event_bus import EventBus
 from volunteer.control.event_sentences import START
@@ -266,7 +266,7 @@ class Engine:
             commands.GetStatus: lambda _: self._bus.status,
             commands.Probe: lambda command: probe(parse_link(command.link), self._connect),
             commands.Join: self._join,
-            commands.GetSettings: lambda _: setting_rows_of(self.loaded),
+            commands.GetSettings: lambda _: self.loaded.rows,
             commands.SetSettings: lambda command: self._set(command.changes),
             commands.Stop: lambda command: self.stop(command.how),
             commands.Begin: lambda _: self._begun.set(),
@@ -328,23 +328,7 @@ class Engine:
             self._agent.change_rules(loaded.settings.rules)
             if "public" in changes:
                 self._agent.show_name(loaded.settings.public)
-        return setting_rows_of(loaded)
-
-
-def setting_rows_of(loaded: LoadedSettings) -> tuple[SettingRow, ...]:
-    """Return every setting with its value and its source."""
-    return tuple(
-        SettingRow(
-            name=row.name,
-            type=row.type,
-            default=row.default,
-            unit=row.unit,
-            help=row.help,
-            value=config.TABLE.value(loaded.settings, row.name),
-            source=loaded.sources[row.name],
-        )
-        for row in config.TABLE.rows()
-    )
+        return loaded.rows
 
 
 def _invitation(identity: Identity) -> str:

@@ -18,7 +18,6 @@ from tests.tui import scenes
 from tests.tui.engine import FakeEngine, Paged, open_app
 from volunteer.control import commands, events
 from volunteer.control.commands import Joined
-from volunteer.engine import setting_rows_of
 from volunteer.settings import settings
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.look import Look
@@ -106,11 +105,9 @@ WORKERS = tuple(
     )
     for n in range(7)
 )
-SETTINGS = setting_rows_of(
-    settings.load(
-        {"threads": 2}, environ={"VOLUNTEER_DUTY_PERCENT": "80"}, path=Path("/nowhere/config.toml")
-    )
-)
+SETTINGS = settings.load(
+    {"threads": 2}, environ={"VOLUNTEER_DUTY_PERCENT": "80"}, path=Path("/nowhere/config.toml")
+).rows
 LINK = "https://train.example.org:8765/join#key=tm5x-k45y-fjjq-fpqj-runy-bxd5"
 SERVER = ServerInfo(
     name="Little Lab",

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from shared.errors import Configuration
+from shared.settings import SettingRow
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
 from volunteer.control import commands
-from volunteer.control.commands import SettingRow
 from volunteer.tui.look import Look
 from volunteer.tui.screens.settings import about_lines
 from volunteer.tui.setting_labels import choices, grouped, holds, label, parsed, shown

@@ -37,8 +37,9 @@ from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories, Settings
 
 if TYPE_CHECKING:
+    from shared.settings import SettingRow
     from volunteer.account.join import Connect
-    from volunteer.control.commands import Joined, SettingRow
+    from volunteer.control.commands import Joined
     from volunteer.engine import Engine
     from volunteer.headless import Headless
     from volunteer.net.api import Api
@@ -529,6 +530,4 @@ async def _play(directories: Directories, game: Match) -> int:
 
 def setting_rows(directories: Directories) -> tuple[SettingRow, ...]:
     """Return the rows of `volunteer settings`."""
-    from volunteer.engine import setting_rows_of
-
-    return setting_rows_of(config.load(path=directories.config / "config.toml"))
+    return config.load(path=directories.config / "config.toml").rows

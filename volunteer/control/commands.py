@@ -23,6 +23,7 @@ from shared.protocol.accounts import LinkCode, ServerInfo
 from shared.protocol.endpoint import Endpoint
 from shared.protocol.endpoints import QUERIES
 from shared.sentences import Sentence, Words
+from shared.settings import SettingRow
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status
 from volunteer.i18n.catalogue import N_
@@ -32,18 +33,6 @@ How = Literal["release", "save", "finish"]
 NEXT_LOGIN = -1.0  # end of a pause: the next login to this machine
 
 T = TypeVar("T")
-
-
-class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting, its value, and the source of the value."""
-
-    name: str
-    value: Any
-    source: str  # "flag", "environment", "config.toml", "default"
-    type: str
-    default: str
-    unit: str
-    help: str
 
 
 # Repeated from the base class, because a type checker does not inherit it.

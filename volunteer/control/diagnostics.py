@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from shared.protocol.accounts import Hardware
+from shared.settings import SettingRow
 from shared.text import printable
-from volunteer.control.commands import SettingRow
 from volunteer.control.event_sentences import words
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status

@@ -19,7 +19,7 @@ from msgspec import Meta
 from shared.errors import Configuration
 from shared.files.text_file import unmarked
 from shared.sentences import Sentence
-from shared.settings import SettingsTable, read_file
+from shared.settings import SettingRow, SettingsTable, read_file
 from shared.text import escaped
 from volunteer.files import private_directory, write_whole
 from volunteer.i18n.catalogue import N_
@@ -142,6 +142,11 @@ class LoadedSettings(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     sources: dict[str, str]
     path: Path
+
+    @property
+    def rows(self) -> tuple[SettingRow, ...]:
+        """Return every setting with its value and its source."""
+        return TABLE.rows(self.settings, self.sources)
 
 
 class Directories(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,7 @@ import msgspec
 
 from shared.errors import Configuration
 from shared.sentences import Sentence
-from shared.settings import plain_text
-from volunteer.control.commands import SettingRow
+from shared.settings import SettingRow, plain_text
 from volunteer.i18n.catalogue import AUTO, N_, NAMES, _, choose, current, languages, localized
 from volunteer.settings import settings
 from volunteer.settings.display import Display

@@ -9,7 +9,7 @@ from textual.containers import Vertical
 from textual.message import Message
 
 from shared.protocol.accounts import ServerInfo
-from volunteer.control.commands import SettingRow
+from shared.settings import SettingRow
 from volunteer.i18n.catalogue import N_
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.widgets.panel import Scene

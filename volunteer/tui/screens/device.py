@@ -15,9 +15,9 @@ from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, Device, RunInfo, WorkerInfo
 from shared.protocol.limits import process_on
+from shared.settings import SettingRow
 from shared.text import printable
 from volunteer.control import commands
-from volunteer.control.commands import SettingRow
 from volunteer.control.control import Control
 from volunteer.control.status import GAMES
 from volunteer.i18n.catalogue import N_, _, ngettext, number, shown

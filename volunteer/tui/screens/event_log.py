@@ -11,9 +11,9 @@ from textual import on
 from textual.app import ComposeResult
 
 from shared.errors import VolunteerError, why
+from shared.settings import SettingRow
 from shared.text import printable
 from volunteer.control import commands, events
-from volunteer.control.commands import SettingRow
 from volunteer.control.diagnostics import diagnostics
 from volunteer.control.event_sentences import words
 from volunteer.control.events import AnyEvent

@@ -13,10 +13,10 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LossPoint
 from shared.protocol.versions import SuiteCourse
+from shared.settings import SettingRow
 from shared.text import printable
 from shared.workloads.base import installed
 from volunteer.control import commands
-from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import N_, NP_, _, ngettext, number, pgettext
 from volunteer.i18n.formats import size
 from volunteer.text import loss, measure_heading, measure_name, measure_word, origin_of

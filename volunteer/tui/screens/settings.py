@@ -12,8 +12,8 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
 
 from shared.errors import VolunteerError
+from shared.settings import SettingRow
 from volunteer.control import commands
-from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import N_, _
 from volunteer.settings import settings
 from volunteer.tui import keys

@@ -13,7 +13,7 @@ from textual.message import Message
 from textual.widgets import Input
 
 from shared.errors import Configuration
-from volunteer.control.commands import SettingRow
+from shared.settings import SettingRow
 from volunteer.i18n.catalogue import N_, _
 from volunteer.settings import settings
 from volunteer.tui.setting_labels import (
