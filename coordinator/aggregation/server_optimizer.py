@@ -15,7 +15,7 @@ Legend: p weights, g update, m momentum, v second moment, (N,) each.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -115,9 +115,7 @@ class Sgd:
         self, params: Floats, update: Floats, state: Mapping[str, Floats], terms: StepTerms
     ) -> None:
         lr = terms.numbers["lr"]
-        scratch = _scratch(params)
-        for start, stop in grid(len(params), BLOCK):
-            p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
+        for _, p, g, t in _blocks(params, update):
             p -= np.multiply(g, lr, out=t)
 
 
@@ -140,10 +138,8 @@ class Momentum:
         self, params: Floats, update: Floats, state: Mapping[str, Floats], terms: StepTerms
     ) -> None:
         lr, mu = terms.numbers["lr"], terms.numbers["mu"]
-        scratch = _scratch(params)
-        for start, stop in grid(len(params), BLOCK):
-            p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
-            m = state["momentum"][start:stop]
+        for block, p, g, t in _blocks(params, update):
+            m = state["momentum"][block]
             m *= mu
             m += g
             if self.ahead:
@@ -198,10 +194,8 @@ class DelayedNesterov:
     ) -> None:
         numbers = terms.numbers
         ahead = numbers["lr"] * numbers["mu"]
-        scratch = _scratch(params)
-        for start, stop in grid(len(params), BLOCK):
-            p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
-            m, b = state["momentum"][start:stop], state["buffer"][start:stop]
+        for block, p, g, t in _blocks(params, update):
+            m, b = state["momentum"][block], state["buffer"][block]
             p -= np.multiply(g, numbers["now"], out=t)
             b += np.multiply(g, numbers["push"], out=t)
             if numbers["share"]:
@@ -246,11 +240,10 @@ class Adaptive:
         self, params: Floats, update: Floats, state: Mapping[str, Floats], terms: StepTerms
     ) -> None:
         n = terms.numbers
-        scratch, other = _scratch(params), _scratch(params)
-        for start, stop in grid(len(params), BLOCK):
-            p, g, t = params[start:stop], update[start:stop], scratch[: stop - start]
-            m, v = state["first"][start:stop], state["second"][start:stop]
-            d = other[: stop - start]
+        other = _scratch(params)
+        for block, p, g, t in _blocks(params, update):
+            m, v = state["first"][block], state["second"][block]
+            d = other[: len(p)]
             m *= n["b1"]
             m += np.multiply(g, n["rest1"], out=t)
             np.multiply(g, g, out=t)
@@ -275,6 +268,14 @@ def _step_terms(counters: Mapping[str, float], **numbers: float) -> StepTerms:
     return StepTerms(
         counters=counters, numbers={name: np.float32(x) for name, x in numbers.items()}
     )
+
+
+def _blocks(params: Floats, update: Floats) -> Iterator[tuple[slice, Floats, Floats, Floats]]:
+    """Yield each block of a piece with its weights, its update, and scratch of the same length."""
+    scratch = _scratch(params)
+    for start, stop in grid(len(params), BLOCK):
+        block = slice(start, stop)
+        yield block, params[block], update[block], scratch[: stop - start]
 
 
 def _scratch(like: Floats) -> Floats:
