@@ -199,7 +199,7 @@ class WindDown(PlatformService):
 
 def _new_budget(conn: Connection, run: RunRow) -> tuple[str, ...]:
     """Return the warning about the budget of a fork of a private run."""
-    spent = privacy.spent(definition(run).file.privacy, versions.count_merges(conn, run.id))
+    spent = privacy.privacy_spent(definition(run).file.privacy, versions.count_merges(conn, run.id))
     if spent is None:
         return ()
     return (
