@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shared.errors import InvalidFrame
+from shared.errors import InvalidFrame, InvalidRunFile
 from shared.workloads.base import Weights
 from shared.workloads.gomoku.config import (
     PLANES,
@@ -155,7 +155,9 @@ class NetEvaluator:
 
     @torch.inference_mode()
     def __call__(self, boards: Boards) -> tuple[Floats, Floats]:
-        """Return logits (B, A) and values (B,) of `boards` (B, A)."""
+        """Return logits (B, A) and values (B,) of `boards` (B, A). Raises InvalidRunFile for weights
+        that overflow, or are no numbers.
+        """
         self.positions += len(boards)
         tensor = torch.from_numpy(boards)
         parts = [
@@ -164,6 +166,11 @@ class NetEvaluator:
         ]
         logits = torch.cat([part[0] for part in parts]).cpu().numpy()
         values = torch.cat([part[1] for part in parts]).cpu().numpy()
+        if not (np.isfinite(logits).all() and np.isfinite(values).all()):
+            raise InvalidRunFile(
+                "the weights of this version are too large for a player, or no numbers: roll the"
+                " run back to a version before, and lower [train] lr"
+            )
         return logits, values
 
     def weights(self) -> dict[str, Tensor]:

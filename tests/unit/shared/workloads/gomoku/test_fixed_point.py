@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shared.errors import InvalidRunFile
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.fixed_point import LEVELS, FixedConv
 from shared.workloads.gomoku.network import NetEvaluator, build
@@ -53,6 +54,18 @@ def test_float32_arithmetic_gives_the_bits_of_bfloat16(
     other = NetEvaluator(GomokuConfig.from_dict(model), tensors, "cpu", native=False)(boards)
     assert np.array_equal(here[0], other[0])
     assert np.array_equal(here[1], other[1])
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 3e38])
+@pytest.mark.parametrize(
+    "name", ["stem.weight", "stem.bias", "blocks.0.one.weight", "policy.hidden.weight"]
+)
+def test_a_player_without_numbers_is_an_error_and_never_a_move(name: str, number: float) -> None:
+    weights = lively(blocks=2, channels=16)
+    weights[name].view(-1)[0] = number
+    player = NetEvaluator(GomokuConfig.from_dict(config(blocks=2, channels=16)), weights, "cpu")
+    with pytest.raises(InvalidRunFile, match="too large for a player, or no numbers"):
+        player(scattered(36, 4))
 
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
