@@ -137,10 +137,10 @@ def _still_paused(remaining: PauseReason, by: str) -> Sentence:
     """Return the sentence for a device that stays paused although one pause (or `finish`) ended."""
     pauser, why = Sentence(remaining.by), remaining.message
     if not by:
-        return Sentence("no longer finishing, but paused by {still}: {why}", pauser=pauser, why=why)
+        return Sentence("no longer finishing, but paused by {still}: {why}", still=pauser, why=why)
     return Sentence(
         "no longer paused by {by}, still by {still}: {why}",
         by=Sentence(by),
-        pauser=pauser,
+        still=pauser,
         why=why,
     )

@@ -163,13 +163,13 @@ def check_run_names(names: Sequence[str], runs: Sequence[RunInfo]) -> None:
                 Sentence('there is no run "{name}" here; {listed}', name=name, listed=listed)
             )
     if all(by_name[name].state in ENDED for name in names):
-        names = " and ".join(f'"{name}"' for name in names)
+        quoted_names = " and ".join(f'"{name}"' for name in names)
         raise BadRequest(
             plural(
                 "{names} has ended: nothing is left to do; {listed}",
                 "{names} have ended: nothing is left to do; {listed}",
                 len(names),
-                names=names,
+                names=quoted_names,
                 listed=_run_list(runs),
             )
         )
