@@ -18,7 +18,7 @@ import structlog
 from coordinator.admin import checker_commands
 from coordinator.admin.checker_commands import HeldRecompute, ReportRecompute, TakeRecompute
 from coordinator.admin.command import CommandSender
-from coordinator.checking.case import Local
+from coordinator.checking.case import BlobSource
 from coordinator.checking.checkers import CheckerOutcome, CheckerVerdict
 from coordinator.checking.recompute import RecomputeTask
 from coordinator.checking.redo import RecomputeFiles, missing_library, redo
@@ -121,7 +121,7 @@ class Checker:
     def __init__(
         self,
         ask: CommandSender,
-        blobs: Local,
+        blobs: BlobSource,
         compute: Compute,
         of: tuple[str, str, ComputeDevice],
         tell: Callable[[CheckerStep | CheckerResult], None],

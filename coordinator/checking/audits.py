@@ -3,8 +3,8 @@ or are too large for the server.
 
     open       the task waits for the first suitable auditor, or for the server
     answered   with sums of the result, which the server compares with the update's. If they agree,
-               the work passes. If they differ, and for a share of the agreeing answers, the
-               organiser recomputes the task, which settles both the work and the answer
+               the work passes. If they differ, or the agreeing answer is drawn for confirmation,
+               the organiser recomputes the task, which settles both the work and the answer
 
 The auditor's pay is at stake like any other pay, and is taken back if the organiser's own recompute
 shows that the answer was made up.
@@ -112,18 +112,20 @@ class Audits(PlatformService):
 
         seed, checked, run = await self._db.read(read)
         path = await self._blobs.local(row.sha256)
-        sums = await in_pool(_sums, path)
-        comparison = None if sums is None else await self._compared(seed, checked, run, sums)
+        sums = await in_pool(_sums_of_answer, path)
+        comparison = None if sums is None else await self._compare(seed, checked, run, sums)
         await self._db.write(lambda conn: self._decide(conn, row.id, sums, comparison))
         self._signals.notify("recomputes")
 
-    async def _compared(
+    async def _compare(
         self, seed: int, checked: ContributionRow, run: RunRow, sums: bytes
     ) -> Likeness | None:
         """Compare the answered sums with the update's; return None if its file cannot be read."""
         try:
             path = await self._blobs.local(checked.sha256)
-            own_sums = await in_pool(_own, path, definition(run).schema, checked.codec, seed)
+            own_sums = await in_pool(
+                _sums_of_update, path, definition(run).schema, checked.codec, seed
+            )
         except VolunteerError as error:
             log.warning("audit", contribution=checked.id, reason=str(error))
             return None
@@ -136,7 +138,7 @@ class Audits(PlatformService):
         sums: bytes | None,
         comparison: Likeness | None,
     ) -> None:
-        """Settle an answer."""
+        """Record the verdict on an answer, put its pay at stake, and store its sums."""
         now = self._clock.now()
         row = contributions.by_id(conn, contribution_id, lock=True)
         audit = audits.by_task(conn, row.task_id, lock=True)
@@ -169,9 +171,9 @@ class Audits(PlatformService):
             escrow.withhold(conn, [row], now)
             return
         escrow.hold(conn, [row], now)
-        self._answered(conn, audit, row, sums, comparison)
+        self._store_answer(conn, audit, row, sums, comparison)
 
-    def _answered(
+    def _store_answer(
         self,
         conn: Connection,
         audit: RecomputeRow,
@@ -183,11 +185,11 @@ class Audits(PlatformService):
         now, agrees = self._clock.now(), comparison is not None and rules.agree(comparison)
         answer = {"answer_id": row.id, "auditor_id": row.volunteer_id, "sums": sums}
         audits.change(conn, audit, agrees=agrees, **answer)
-        if comparison is not None and agrees and not self._confirmed(conn, audit, row):
+        if comparison is not None and agrees and not self._is_confirmed(conn, audit, row):
             settle(conn, audit, "passed", (AGREES, "{}"), now, _share(audit, comparison))
         log.info("audit", contribution=audit.contribution_id, agrees=agrees)
 
-    def _confirmed(self, conn: Connection, audit: RecomputeRow, row: ContributionRow) -> bool:
+    def _is_confirmed(self, conn: Connection, audit: RecomputeRow, row: ContributionRow) -> bool:
         """Return True if the organiser recomputes the task although the answer agrees."""
         freed = escrow.at_stake(conn, audit.volunteer_id, audit.contribution_id)
         gained = freed + 2 * row.price_micro  # the audited work has the same price as the answer
@@ -206,13 +208,13 @@ def _share(audit: RecomputeRow, comparison: Likeness) -> float:
     return bounds.share(redone, precision, comparable=True)
 
 
-def _own(path: Path, schema: Schema, codec: str, seed: int) -> bytes:
+def _sums_of_update(path: Path, schema: Schema, codec: str, seed: int) -> bytes:
     """Return the sums of an update, read from its file."""
     with quantize.codec(codec).decode(path, schema) as update:
         return sketch.audit_sums(update, schema, seed).tobytes()
 
 
-def _sums(path: Path) -> bytes | None:
+def _sums_of_answer(path: Path) -> bytes | None:
     """Return the sums of an answer; None if they are malformed."""
     import numpy as np
 
@@ -237,10 +239,11 @@ def judge(
     assert audit.answer_id is not None
     assert audit.sums is not None
     answer = contributions.by_id(conn, audit.answer_id)
-    backed = figures is not None and bool(figures.sums) and (proved == "passed" or audit.agrees)
+    may_blame = proved == "passed" or audit.agrees
     if (
         figures is not None
-        and backed
+        and figures.sums
+        and may_blame
         and rules.made_up(likeness(figures.sums, audit.sums), figures)
     ):
         why = f"a recompute of the audited task {answer.task_id} differs from its audit"

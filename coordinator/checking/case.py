@@ -15,7 +15,7 @@ from coordinator.database.recomputes import StoredCase
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.rules import checks as rules
-from coordinator.rules.sizing import Reached
+from coordinator.rules.sizing import RunProgress
 from coordinator.runs.definition import definition
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from shared.proofs.signing import SigningKey
 
 
-BEGINNING = Reached(0, 0)
+BEGINNING = RunProgress(0, 0)
 
 
-class Local(Protocol):
+class BlobSource(Protocol):
     """Source of blobs as files: a blob store, or the downloads of a checker."""
 
     async def local(self, sha256: str) -> Path: ...
@@ -89,7 +89,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         base = versions.get(conn, run.id, run.head)
         if lease_message.read_spec(conn, run.id).pacing is not None:
             return cls._learner(conn, run, base, steps)
-        progress = Reached(base.global_step, base.tokens)
+        progress = RunProgress(base.global_step, base.tokens)
         return cls.first(conn, run, base.published_sha256, steps, progress)
 
     @classmethod
@@ -99,7 +99,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         run: RunRow,
         base_sha256: str,
         steps: int,
-        progress: Reached = BEGINNING,
+        progress: RunProgress = BEGINNING,
     ) -> Case | None:
         """Return a task of so many steps over the first samples of a pass; None for a run that
         makes its own data, or whose members keep it.
@@ -122,13 +122,13 @@ class Case(StoredCase, frozen=True, kw_only=True):
         text = recomputes.newest_work(conn, run.id)
         if text is None:
             return None
-        case = cls.again(conn, text, run)
+        case = cls.from_stored(conn, text, run)
         stop = case.job.start + steps * case.job.batch_size
         job = msgspec.structs.replace(case.job, steps=steps, stop=stop)
         return msgspec.structs.replace(case, job=job, base_sha256=base.published_sha256)
 
     @classmethod
-    def again(cls, conn: Connection, text: str, run: RunRow) -> Case:
+    def from_stored(cls, conn: Connection, text: str, run: RunRow) -> Case:
         """Return the case from its stored form. Raises NotFound for a run without a dataset."""
         work = decode(text, StoredCase)
         manifest = work.window or _dataset(conn, run)
@@ -137,7 +137,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         return cls(run=run, manifest=manifest, **msgspec.structs.asdict(work))
 
     def stored(self) -> str:
-        """Return the stored form that `again` reads."""
+        """Return the stored form that `from_stored` reads."""
         work = {name: getattr(self, name) for name in StoredCase.__struct_fields__}
         return msgspec.json.encode(work).decode()
 
@@ -160,7 +160,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         worker = rules.ComputeDevice(kind=rules.device_kind(self.device), model=self.model)
         return rules.comparable(worker, on)
 
-    async def data(self, blobs: Local) -> LocalData:
+    async def data(self, blobs: BlobSource) -> LocalData:
         """Return the chunks and other files of the task. Raises NotFound for a deleted one."""
         manifest, more = self.manifest, self.files
         names = [manifest.chunks[index].sha256 for index in self.chunks]

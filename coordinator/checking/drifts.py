@@ -2,9 +2,9 @@
 
 A run is measured before it starts, so that no task is handed out whose length nothing bounds, and
 again each time its version number has doubled. Two tasks are trained side by side, from the newest
-version and from a base that is slightly off; their updates are compared after 1, 2, 4, ... steps,
-until they are too far apart or a budget is spent: a small one at the start, for which a person
-waits.
+version and from a slightly changed copy of it; their updates are compared after 1, 2, 4, ... steps,
+until they differ too much or a budget is spent. The budget before the start is small, since a
+person waits for it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Drifts(PlatformService):
             await watch.wait(POLL_S)
 
     async def measure(self, run: RunRow) -> int | None:
-        """Measure a run and bound the steps of its tasks; return the bound, or None where the run
-        has no task to measure yet.
+        """Measure a run and bound the steps of its tasks; return the bound, None if the run has no
+        task to measure yet.
         """
         case = await self._db.read(lambda conn: Case.typical(conn, run, longest(run)))
         if case is None:
@@ -76,8 +76,8 @@ class Drifts(PlatformService):
         return None if bound is None else bound.steps
 
     async def first(self, run: RunRow, base_sha256: str) -> dict[str, object]:
-        """Measure a draft from its version 0; return the columns of its bound. Where a step takes
-        too long to wait for, or there is no data yet, none: `run` measures it then.
+        """Measure a draft from its version 0; return the columns of its bound. If a step takes too
+        long to wait for, or there is no data yet, return none: `run` measures the run later.
         """
         case = None
         if definition(run).plan.update == "delta":

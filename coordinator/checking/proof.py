@@ -45,8 +45,8 @@ def settle(
     now: float,
     share: float = 1.0,
 ) -> bool:
-    """End a draw with its result, a sentence and figures (`messages`); return False if it had a
-    result before. `share` is the share of the work that the draw shows.
+    """End a draw with its result; return False if it had one before. `messages` are a sentence and
+    the figures (`Redone`, JSON); `share` is the share of the work that the draw shows.
     """
     if not recomputes.end(conn, row.contribution_id, result, messages, now):
         return False
@@ -127,8 +127,9 @@ def end_without_verdict(
 
 def _leave_at_stake(conn: Connection, account: VolunteerRow, now: float) -> None:
     """Leave the pay of an account's work so far at stake for good, and draw its next contributions
-    for certain. Otherwise whoever fakes where nothing can be proved has the pay of it with the next
-    honest draw. What is not merged yet is done again by others.
+    with certainty: otherwise the next honest draw would free the pay of work that was faked where
+    nothing can be proved. Updates that are not merged yet are superseded, and their tasks go to
+    other workers.
     """
     waiting = contributions.accepted_of(conn, account.id)
     for row in waiting:
@@ -157,12 +158,12 @@ def _charge(
     conn: Connection, account: VolunteerRow, row: ContributionRow, share: float, now: float
 ) -> None:
     """Charge an account for the share of a task that its passed draw did not show."""
-    has = payments.balances(conn, account.id)
+    balances = payments.balances(conn, account.id)
     stake = escrow.at_stake(conn, account.id, after=account.unproved_to)
-    stake += has.pending_micro - has.debt_micro
-    owed = shortfall(share, min(stake, max(bond_of(account), row.price_micro)))
+    stake += balances.pending_micro - balances.debt_micro
+    debt_micro = shortfall(share, min(stake, max(bond_of(account), row.price_micro)))
     why = f"task {row.task_id}, recomputed elsewhere, proves {share:.1%} of its work"
-    debts.charge(conn, account.id, row.id, owed, why, now)
+    debts.charge(conn, account.id, row.id, debt_micro, why, now)
 
 
 def _admit(conn: Connection, row: ContributionRow, now: float) -> None:

@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-Drawn = Literal["", "drawn", "never"]  # "never": no machine could do its task again
+# "never": no machine could do the task again
+DrawChoice = Literal["", "drawn", "never"]
 POLL_S = 15.0  # interval of looking for postponed recomputes, and those of a dead process
 SENTENCE_CHARS_MAX = 500
 
@@ -70,9 +71,9 @@ class Recomputes(PlatformService):
         self._leases = LeaseKeeper(on)
         self._choosing = asyncio.Lock()
         self._under_way: RecomputeRow | None = None
-        self._ordered = False  # a recompute was ordered and may begin after the commit
+        self._ordered = False  # True if a recompute was ordered in a transaction, until `wake`
 
-    def order(self, conn: Connection, row: ContributionRow, run: RunRow) -> Drawn:
+    def order(self, conn: Connection, row: ContributionRow, run: RunRow) -> DrawChoice:
         """Order the recompute of a drawn update; "never" where no machine could do it."""
         if not self._draws.possible(run):
             return ""
@@ -93,7 +94,9 @@ class Recomputes(PlatformService):
         accounts.count_draw(conn, row.volunteer_id)
         return "drawn"
 
-    def question(self, conn: Connection, row: ContributionRow, run: RunRow, reason: str) -> None:
+    def order_refused(
+        self, conn: Connection, row: ContributionRow, run: RunRow, reason: str
+    ) -> None:
         """Order the recompute of a refused update, if one can repeat the refusal and few wait."""
         if run.state != "running" or not refusals.is_question(reason):
             return
@@ -188,7 +191,7 @@ class Recomputes(PlatformService):
 
         def read(conn: Connection) -> RecomputeTask:
             contribution = contributions.by_id(conn, row.contribution_id)
-            case = Case.again(conn, row.work, runs.by_id(conn, contribution.run_id))
+            case = Case.from_stored(conn, row.work, runs.by_id(conn, contribution.run_id))
             submitted = SubmittedUpdate(
                 sha256=contribution.sha256, codec=contribution.codec, seed=row.seed
             )

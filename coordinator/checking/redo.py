@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.checking.case import Case, Local
+from coordinator.checking.case import BlobSource, Case
 from coordinator.compute import Stop
 from coordinator.rules.checks import (
     HERE,
@@ -64,7 +64,7 @@ class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     @classmethod
-    async def of(cls, case: Case, submitted: SubmittedUpdate, blobs: Local) -> RecomputeFiles:
+    async def of(cls, case: Case, submitted: SubmittedUpdate, blobs: BlobSource) -> RecomputeFiles:
         """Return the files of a case. Raises NotFound for a deleted file."""
         return cls(
             weights=await blobs.local(case.base_sha256),
@@ -106,8 +106,8 @@ def _is_here(device: str) -> bool:
     kind, _, number = device.partition(":")
     if kind not in ACCELERATORS or not (number.isdecimal() or not number):
         return False
-    there = getattr(torch, kind).device_count() if getattr(torch, kind).is_available() else 0
-    return int(number or 0) < there
+    count = getattr(torch, kind).device_count() if getattr(torch, kind).is_available() else 0
+    return int(number or 0) < count
 
 
 def redo(
@@ -128,7 +128,7 @@ def redo(
     report, own_update = result_of(bench, case, files.weights, data)
     try:
         base = ArrayReader(_arrays(read_weights(files.weights, about)), about.schema)
-        redone = _beside(case, files, own_update, base)
+        redone = _comparison(case, files, own_update, base)
     except (OSError, StorageFull, MemoryError) as error:  # a fault of this machine
         raise Unavailable(f"it could not be compared here: {error}") from error
     loss = report.loss_last
@@ -136,16 +136,14 @@ def redo(
         loss = None
     redone = msgspec.structs.replace(redone, loss=loss)
     here = machine_of(device)[1]
-    precision, is_comparable = (
-        precision_of(case.job.train.precision, here.kind),
-        case.comparable(here),
-    )
+    precision = precision_of(case.job.train.precision, here.kind)
+    is_comparable = case.comparable(here)
     if within(redone, bound(redone, precision, comparable=is_comparable)):
         return redone
     size = NUDGES[precision if is_comparable else "bfloat16"]
     twin = update_of(bench, case, files.weights, data, nudge=size)
-    apart = _alike(own_update, twin, about.schema)
-    return msgspec.structs.replace(redone, drift=difference(apart.cosine, apart.norm_ratio))
+    to_twin = _parameter_likeness(own_update, twin, about.schema)
+    return msgspec.structs.replace(redone, drift=difference(to_twin.cosine, to_twin.norm_ratio))
 
 
 def update_of(
@@ -194,12 +192,12 @@ def twins(
     while True:
         for work in works:
             _advance(bench, work, steps)
-        one, other = (
+        update, twin = (
             Delta(_arrays(start), _arrays(work.result()[1]), about.schema)
             for start, work in zip(starts, works, strict=True)
         )
-        apart = _alike(one, other, about.schema)
-        yield min(steps, case.job.steps), difference(apart.cosine, apart.norm_ratio)
+        to_twin = _parameter_likeness(update, twin, about.schema)
+        yield min(steps, case.job.steps), difference(to_twin.cosine, to_twin.norm_ratio)
         if works[0].done:
             return
         steps *= 2
@@ -259,11 +257,11 @@ def likeness(own_sums: bytes, other_sums: bytes) -> Likeness:
 
     pairs = (np.frombuffer(sums, np.float32).astype(np.float64) for sums in (own_sums, other_sums))
     halves = zip(*(np.split(numbers, 2) for numbers in pairs), strict=True)
-    likenesses = [_beside_sums(half, other) for half, other in halves]
+    likenesses = [_likeness_of(half, other) for half, other in halves]
     return max(likenesses, key=lambda one: difference(one.cosine, one.norm_ratio))
 
 
-def _beside_sums(half: NDArray[np.float64], other: NDArray[np.float64]) -> Likeness:
+def _likeness_of(half: NDArray[np.float64], other: NDArray[np.float64]) -> Likeness:
     import numpy as np
 
     with np.errstate(all="ignore"):
@@ -286,7 +284,7 @@ def _arrays(tensors: Tensors) -> dict[str, NDArray[Any]]:
     return {name: value.detach().numpy() for name, value in tensors.items()}
 
 
-def _beside(
+def _comparison(
     case: Case, files: RecomputeFiles, own_update: Delta | ArrayReader, base: SliceReader
 ) -> Redone:
     """Compare the encoded updates; add the recompute's sums for an audit."""
@@ -295,13 +293,11 @@ def _beside(
         _encoded(own_update, schema, files.codec, case.job.seed) as own_decoded,
         codec(files.codec).decode(files.update, schema) as submitted_decoded,
     ):
-        beside, rounded = (
-            _alike(own_decoded, submitted_decoded, schema),
-            _alike(own_update, own_decoded, schema),
-        )
+        to_submitted = _parameter_likeness(own_decoded, submitted_decoded, schema)
+        rounded = _parameter_likeness(own_update, own_decoded, schema)
         return Redone(
-            cosine=beside.cosine,
-            norm_ratio=beside.norm_ratio,
+            cosine=to_submitted.cosine,
+            norm_ratio=to_submitted.norm_ratio,
             rounding=difference(rounded.cosine, rounded.norm_ratio),
             buffers=_buffers(own_decoded, submitted_decoded, base, schema),
             sums=audit_sums(own_decoded, schema, files.seed).tobytes() if files.seed else b"",
@@ -321,7 +317,7 @@ def _encoded(
             yield decoded
 
 
-def _alike(first: SliceReader, second: SliceReader, schema: Schema) -> Likeness:
+def _parameter_likeness(first: SliceReader, second: SliceReader, schema: Schema) -> Likeness:
     """Compare the parameters of two updates."""
     dot = theirs_2 = ours_2 = 0.0
     for piece, other in _pieces(first, second, schema, "parameter"):
@@ -335,12 +331,12 @@ def _buffers(first: SliceReader, second: SliceReader, base: SliceReader, schema:
     """Return the length of the difference of two results' buffers, relative to the change of ours
     from the base; infinite where the counters differ.
     """
-    apart = sum(float(((a - b) ** 2).sum()) for a, b in _pieces(first, second, schema, "buffer"))
+    squares = sum(float(((a - b) ** 2).sum()) for a, b in _pieces(first, second, schema, "buffer"))
     moved = sum(float(((a - b) ** 2).sum()) for a, b in _pieces(first, base, schema, "buffer"))
     counted = all(bool((a == b).all()) for a, b in _pieces(first, second, schema, "counter"))
-    if not counted or not math.isfinite(apart):
+    if not counted or not math.isfinite(squares):
         return math.inf
-    return (apart / moved) ** 0.5 if moved else math.inf if apart else 0.0
+    return (squares / moved) ** 0.5 if moved else math.inf if squares else 0.0
 
 
 def _pieces(

@@ -64,7 +64,7 @@ class HarvestCase(msgspec.Struct, frozen=True, kw_only=True):
     run: RunRow
     task: TaskRow
     job: Job
-    known: tuple[KnownVersion, ...]
+    known: tuple[KnownVersion, ...]  # versions that may have played
     drawn: bool = False  # every search is repeated, not only a few
 
     @property
@@ -148,8 +148,8 @@ class Harvest(PlatformService):
             base_version=base.version,
             base_sha256=base.published_sha256,
         )
-        versions_known = _known(conn, run, task, base.version)
-        return HarvestCase(run=run, task=task, job=job, known=versions_known)
+        players = _possible_players(conn, run, task, base.version)
+        return HarvestCase(run=run, task=task, job=job, known=players)
 
     def _decide(
         self,
@@ -184,19 +184,19 @@ class Harvest(PlatformService):
             kind: FailureKind | None = None if judgement.reason == Reason.STALE else "failure"
             put_back(conn, row, run, kind, judgement.message, now)
             if case.drawn and judgement.reason == Reason.EXPERIENCE.value:
-                self._proved(conn, row, inspection, "unproven", judgement.message)
+                self._store_draw(conn, row, inspection, "unproven", judgement.message)
             return
         tasks.finish_all(conn, [row.task_id], now)
         if judgement.state == "accepted":
             accounts.count_accepted(conn, [(row.volunteer_id, price)])
-            self._keep(conn, row, case, inspection, sha256)
+            self._store(conn, row, case, inspection, sha256)
         payments.post_step(conn, "pending", [payments.Payment.of(row)], now)
         (escrow.withhold if judgement is SUSPENDED else escrow.pay)(conn, [row], now)
         if case.drawn and judgement is not SUSPENDED:
             pacing = definition(run).pacing
             unit = pacing.unit if pacing else "game"
             sentence = f"all of {counted(inspection.episodes, unit)} replayed"
-            self._proved(conn, row, inspection, "passed", sentence)
+            self._store_draw(conn, row, inspection, "passed", sentence)
 
     def _with_earlier(
         self, conn: Connection, row: ContributionRow, run: RunRow, inspection: Inspection
@@ -217,7 +217,7 @@ class Harvest(PlatformService):
         )
         return Judgement(state="rejected", reason=Reason.EXPERIENCE.value, message=message)
 
-    def _proved(
+    def _store_draw(
         self,
         conn: Connection,
         row: ContributionRow,
@@ -234,7 +234,7 @@ class Harvest(PlatformService):
         accounts.count_draw(conn, row.volunteer_id)
         settle(conn, recomputes.add(conn, row, order), result, (sentence, "{}"), now)
 
-    def _keep(
+    def _store(
         self,
         conn: Connection,
         row: ContributionRow,
@@ -308,7 +308,9 @@ def judge(case: HarvestCase, inspection: Inspection, run_state: str) -> Judgemen
     return Judgement(state="accepted", message=message)
 
 
-def _known(conn: Connection, run: RunRow, task: TaskRow, base: int) -> tuple[KnownVersion, ...]:
+def _possible_players(
+    conn: Connection, run: RunRow, task: TaskRow, base: int
+) -> tuple[KnownVersion, ...]:
     """Return the versions that may have played: the base and all newer ones, or a match's two."""
     if task.kind == "evaluate":
         data = own_data(task)

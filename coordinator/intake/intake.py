@@ -22,7 +22,7 @@ import structlog
 from msgspec.structs import replace
 
 from coordinator.checking.audits import Audits
-from coordinator.checking.recompute import Drawn, Recomputes
+from coordinator.checking.recompute import DrawChoice, Recomputes
 from coordinator.compute import Compute
 from coordinator.database import (
     contributions,
@@ -165,28 +165,24 @@ class Intake(PlatformService):
     ) -> list[_Received | Exception]:
         """Store new contributions; return each contribution and whether it is new, or an error."""
         # locked first, since the same request may be sent twice at once
-        held = tasks.holders(conn, [each.task_id for each in asked])
-        found = submissions.arrivals(conn, [each.named for each in asked])
-        again = [
-            arrival.contribution_id
-            for arrival in found.values()
-            if arrival.contribution_id is not None
-        ]
-        known = {row.id: row for row in contributions.by_ids(conn, again)} if again else {}
-        of = {
-            number: runs.by_id(conn, number) for number in {task.run_id for task in held.values()}
-        }
+        tasks_by_id = tasks.holders(conn, [each.task_id for each in asked])
+        arrivals = submissions.arrivals(conn, [each.named for each in asked])
+        numbers = [a.contribution_id for a in arrivals.values() if a.contribution_id is not None]
+        earlier = {row.id: row for row in contributions.by_ids(conn, numbers)} if numbers else {}
+        run_ids = {task.run_id for task in tasks_by_id.values()}
+        runs_by_id = {run_id: runs.by_id(conn, run_id) for run_id in run_ids}
         answers: list[_Received | Exception | None] = []
         new: list[dict[str, Any]] = []
         for place, each in enumerate(asked):
-            task, arrival = held.get(each.task_id), found[place]
+            task, arrival = tasks_by_id.get(each.task_id), arrivals[place]
             try:
                 if task is None:
                     raise UnknownTask(f"there is no task {each.task_id} of yours")
                 if arrival.contribution_id is not None:
-                    answers.append((each.same(known[arrival.contribution_id]), False))
+                    answers.append((each.same(earlier[arrival.contribution_id]), False))
                     continue
-                new.append(_values(each, task, arrival, of[task.run_id], self._clock.now()))
+                run = runs_by_id[task.run_id]
+                new.append(_values(each, task, arrival, run, self._clock.now()))
                 answers.append(None)
             except VolunteerError as error:
                 answers.append(error)
@@ -194,8 +190,9 @@ class Intake(PlatformService):
         last = [values["task_id"] for values in new if values.pop("last")]
         rows = contributions.add(conn, new, last)
         for row in list(rows.values()):
-            if _is_late(row, of[row.run_id]):
-                self._too_late(conn, row, of[row.run_id])
+            run = runs_by_id[row.run_id]
+            if _is_late(row, run):
+                self._too_late(conn, row, run)
                 rows[row.task_id] = contributions.by_id(conn, row.id)
         return [
             (rows[each.task_id], True) if answer is None else answer
@@ -273,8 +270,8 @@ class Intake(PlatformService):
         rows = contributions.undecided(conn, measured)
         if self._abouts[run_id].plan.in_flight == "redo":  # the head must not move any more
             runs.by_id(conn, run_id, lock=True)
-        found = submissions.backgrounds(conn, rows)
-        held = submissions.tasks_of(conn, rows)
+        backgrounds = submissions.backgrounds(conn, rows)
+        tasks_by_row = submissions.tasks_of(conn, rows)
         # locked before draws are counted; the wait may have been for a suspension
         suspended = accounts.lock(conn, {row.volunteer_id for row in rows})
         judged: list[tuple[ContributionRow, Judgement]] = []
@@ -284,35 +281,36 @@ class Intake(PlatformService):
             for kind in sorted({row.kind for row in rows})
         }
         for row in rows:
-            its, task = found[row.id], held.get(row.id)
-            judgement = _judge(row, its, measured[row.id], peers[row.kind])
-            is_out = its.standing == "suspended" or row.volunteer_id in suspended
+            background, task = backgrounds[row.id], tasks_by_row.get(row.id)
+            judgement = _judge(row, background, measured[row.id], peers[row.kind])
+            is_out = background.standing == "suspended" or row.volunteer_id in suspended
             if judgement.state != "rejected" and is_out:
                 judgement = validation.SUSPENDED
-            # its run ended after it was read
+            # a cancelled task: its run ended after the row was read
             if judgement.state == "accepted" and task is not None and task.state == "cancelled":
                 judgement = validation.TOO_LATE
-            if judgement.reason == Reason.STALE and _is_late(row, its.run):
-                self._too_late(conn, row, its.run)
+            if judgement.reason == Reason.STALE and _is_late(row, background.run):
+                self._too_late(conn, row, background.run)
             else:
                 judged.append((row, LOST if task is None else judgement))
-        decided = [(row, each.stored(measured[row.id])) for row, each in judged]
+        decided = [(row, each.columns(measured[row.id])) for row, each in judged]
         verdicts.decide_all(conn, decided, now)
         taken = list[_Taken]()
         for row, judgement in judged:
-            if row.id not in held:
+            if row.id not in tasks_by_row:
                 continue
+            run = backgrounds[row.id].run
             if judgement.state == "rejected":
-                self._recomputes.question(conn, row, found[row.id].run, judgement.reason)
-                self._reject(conn, row, found[row.id].run, judgement, now)
+                self._recomputes.order_refused(conn, row, run, judgement.reason)
+                self._reject(conn, row, run, judgement, now)
                 continue
-            drawn: Drawn = ""
+            drawn: DrawChoice = ""
             # the recompute must be ordered before the part is split off its task
             if judgement is not validation.SUSPENDED:
-                drawn = self._recomputes.order(conn, row, found[row.id].run)
-            taken.append(_Taken(row, found[row.id], judgement, drawn))
+                drawn = self._recomputes.order(conn, row, run)
+            taken.append(_Taken(row, backgrounds[row.id], judgement, drawn))
         parts = [
-            EndedPart(row=each.row, task=held[each.row.id], accepted=each.accepted)
+            EndedPart(row=each.row, task=tasks_by_row[each.row.id], accepted=each.accepted)
             for each in taken
         ]
         submissions.advance(conn, parts, now)
@@ -340,7 +338,7 @@ class Intake(PlatformService):
             is_behind_draw = open_draws.get(row.volunteer_id, row.id + 1) <= row.id
             if (each.drawn or is_behind_draw) and each.accepted and not row.vetted:
                 contributions.wait_for_proof(conn, row.id)
-            if each.drawn == "never" and not each.found.invited:
+            if each.drawn == "never" and not each.background.invited:
                 withheld.setdefault(NEVER, []).append(row)
             elif not each.accepted:
                 paid.append(row)
@@ -379,11 +377,11 @@ class Intake(PlatformService):
 
     async def recheck(self) -> int:
         """Decide the contributions that an earlier process left unchecked; return their number."""
-        left = await self._db.read(lambda conn: contributions.unchecked(conn, RECHECK_MAX))
-        for row in left:
+        unchecked = await self._db.read(lambda conn: contributions.unchecked(conn, RECHECK_MAX))
+        for row in unchecked:
             with suppress(VolunteerError):  # logged; the others are still decided
                 await self._check(row)
-        return len(left)
+        return len(unchecked)
 
     def stands(
         self,
@@ -395,9 +393,9 @@ class Intake(PlatformService):
         """Return the state of a contribution of this volunteer, without a query if `newest` has its
         verdict. Raises NotFound.
         """
-        told = [each for _, each in newest if each.contribution == contribution_id]
-        if told and told[-1].reason != Reason.STALE:
-            return told[-1]
+        own = [verdict for _, verdict in newest if verdict.contribution == contribution_id]
+        if own and own[-1].reason != Reason.STALE:
+            return own[-1]
         row = contributions.by_id(conn, contribution_id, principal.volunteer_id)
         verdict = verdicts.latest_verdict(conn, row.id)
         if verdict is not None:
@@ -425,9 +423,9 @@ class _Taken(NamedTuple):
     """Contribution whose verdict is not "rejected"."""
 
     row: ContributionRow
-    found: Background
+    background: Background
     judgement: Judgement
-    drawn: Drawn
+    drawn: DrawChoice
 
     @property
     def accepted(self) -> bool:
@@ -436,7 +434,7 @@ class _Taken(NamedTuple):
 
 def _judge(
     row: ContributionRow,
-    found: Background,
+    background: Background,
     measured: Measurement,
     peers: Sequence[PeerContribution],
 ) -> Judgement:
@@ -445,14 +443,15 @@ def _judge(
     """
     if measured.damaged:
         return DAMAGED
-    run, about = found.run, definition(found.run)
-    total = about.total_steps(run)
-    effort = validation.effort(row.kind, about.file.train, found.global_step, row.steps, total)
+    run, about = background.run, definition(background.run)
+    train, total = about.file.train, about.total_steps(run)
+    effort = validation.effort(row.kind, train, background.global_step, row.steps, total)
 
     def norm(peer: PeerContribution) -> float:
-        train = about.file.train
-        its = validation.effort(row.kind, train, peer.global_step, peer.steps, total)
-        return validation.by_effort(peer.norm, its, effort)
+        peer_effort = validation.effort(
+            row.kind, about.file.train, peer.global_step, peer.steps, total
+        )
+        return validation.by_effort(peer.norm, peer_effort, effort)
 
     evidence = Evidence(
         submit=decode(row.report, SubmitRequest),
@@ -462,18 +461,20 @@ def _judge(
         head=run.head,
         base_version=row.base_version,
         effort=effort,
-        # A limit that other members' updates set would tell of them; `clip` limits each alike.
+        # A limit set by other members' updates would reveal something of them; with noise `clip`
+        # limits every update alike.
         cohort=() if about.file.privacy.on else validation.voices(peers, validation.COHORT, norm),
         # members' own data may be far from the organiser's example
-        loss=found.loss if about.declaration.measure == "loss" and not about.at_members else None,
+        loss=background.loss
+        if about.declaration.measure == "loss" and not about.at_members
+        else None,
         parameters=about.parameters,
-        replayed=found.replayed,
+        replayed=background.replayed,
     )
-    file = about.file
-    train, pacing = file.train, about.pacing
-    if pacing and found.global_step < warm_start(train, pacing.warm_steps):
+    pacing = about.pacing
+    if pacing and background.global_step < warm_start(train, pacing.warm_steps):
         train = msgspec.structs.replace(train, lr=pacing.warm_lr)
-    judgement = validation.judge(evidence, file.validation, train, about.plan)
+    judgement = validation.judge(evidence, about.file.validation, train, about.plan)
     if judgement.state == "accepted" and run.state not in OPEN:
         return validation.TOO_LATE
     return judgement
@@ -494,31 +495,32 @@ class _Submission(NamedTuple):
     def digest(self) -> str:
         return digest(canonical(msgspec.to_builtins(self.request)))
 
-    def same(self, known: ContributionRow) -> ContributionRow:
+    def same(self, earlier: ContributionRow) -> ContributionRow:
         """Return the contribution that was submitted before. Raises UnknownTask, Conflict."""
-        if known.volunteer_id != self.principal.volunteer_id:
+        if earlier.volunteer_id != self.principal.volunteer_id:
             raise UnknownTask(f"there is no task {self.task_id} of yours")
-        if known.digest != self.digest:
+        if earlier.digest != self.digest:
             raise Conflict(f"task {self.task_id} was submitted before with other content")
-        return known
+        return earlier
 
 
 def _values(
-    each: _Submission, task: TaskRow, found: Arrival, run: RunRow, now: float
+    submission: _Submission, task: TaskRow, arrival: Arrival, run: RunRow, now: float
 ) -> dict[str, object]:
     """Return the row of a new submission, with `last`, True for the last part of its task, and the
     `upload` that it uses up. Raises the errors of `Intake.submit`.
     """
-    request, plan = each.request, definition(run).plan
-    tasks.may_submit(task, each.principal.worker_id, request.attempt)
+    request, principal = submission.request, submission.principal
+    plan = definition(run).plan
+    tasks.may_submit(task, principal.worker_id, request.attempt)
     if task.base_version is None:
         raise Conflict(f"task {task.id} has not begun: there is no base version yet")
-    part = submissions.expect(task, request, found)
+    part = submissions.expect(task, request, arrival)
     base = task.base_version
     # a worker that begins parts from newer versions reports which one this part began from
     if task.part_steps or plan.pull_every:
         base = min(base, max(0, request.base_version))
-    if found.upload is None:
+    if arrival.upload is None:
         raise OffsetMismatch(
             f"the bytes {request.sha256[:12]}... were not uploaded for task {task.id}: begin "
             "the upload again"
@@ -529,9 +531,9 @@ def _values(
         "attempt": request.attempt,
         "part": request.part,
         "tries": request.tries,
-        "worker_id": each.principal.worker_id,
-        "volunteer_id": each.principal.volunteer_id,
-        "digest": each.digest,
+        "worker_id": principal.worker_id,
+        "volunteer_id": principal.volunteer_id,
+        "digest": submission.digest,
         "kind": AUDIT
         if task.kind == AUDIT
         else UPDATES.get(task.kind) or task.update_kind or plan.update,
@@ -551,10 +553,10 @@ def _values(
         "message": "",
         "report": msgspec.json.encode(request).decode(),
         "received_at": now,
-        "vetted": found.standing == "vetted",
-        "network": found.network,
+        "vetted": arrival.standing == "vetted",
+        "network": arrival.network,
         "last": part.last,
-        "upload": found.upload,
+        "upload": arrival.upload,
     }
 
 

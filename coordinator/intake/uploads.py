@@ -203,28 +203,30 @@ class Uploads(PlatformService):
     def _grant(self, conn: Connection, asked: Sequence[_Asked]) -> list[_Granted | Exception]:
         """Store new uploads; return each upload and whether it is new, or an error."""
         numbers = [each.request.task for each in asked]
-        held = tasks.holders(conn, numbers)
-        there = upload_rows.of_tasks(conn, numbers)
+        tasks_by_id = tasks.holders(conn, numbers)
+        uploads = upload_rows.of_tasks(conn, numbers)
         submitted = contributions.submitted(conn, numbers, [one.request.sha256 for one in asked])
         uses = upload_rows.quota_use(conn, [each.principal.volunteer_id for each in asked])
-        granted: dict[int, int] = {}  # bytes by run
+        bytes_of_runs: dict[int, int] = {}  # cache of `tasks.grant_bytes`
         answers: list[_Granted | Exception] = []
         unvetted = 0  # bytes
         for each in asked:
             try:
-                if (task := held.get(each.request.task)) is None:
-                    raise UnknownTask(f"there is no task {each.request.task} of yours")
-                said = each.request
-                key = (said.task, said.attempt, said.part, said.tries, said.sha256)
+                request = each.request
+                if (task := tasks_by_id.get(request.task)) is None:
+                    raise UnknownTask(f"there is no task {request.task} of yours")
+                key = (
+                    request.task, request.attempt, request.part, request.tries, request.sha256
+                )  # fmt: skip
                 if (*key, each.principal.worker_id) in submitted:
                     raise Gone("this result was submitted: submit it again for its answer")
                 row = self._row_of(each, task)
-                place = [one for one in there if _place(one) == _place(row)]
-                if (known := _same(place, row)) is not None:
-                    answers.append((known, False))
+                place = [upload for upload in uploads if _place(upload) == _place(row)]
+                if (earlier := _same(place, row)) is not None:
+                    answers.append((earlier, False))
                     continue
                 use = uses[each.principal.volunteer_id]
-                self._check_grant(row, use, place, tasks.grant_bytes(conn, task, granted))
+                self._check_grant(row, use, place, tasks.grant_bytes(conn, task, bytes_of_runs))
                 if not use.vetted:
                     _check_share(conn, unvetted + row.size, each.free)
                     unvetted += row.size
@@ -493,8 +495,8 @@ class Uploads(PlatformService):
     async def _finish(self, row: UploadRow) -> UploadInfo:
         """Store a complete upload as a blob. Raises InvalidFrame for other bytes than announced.
 
-        Another replica may do the same at this moment; whatever fails here because it was faster is
-        no failure.
+        Another replica may do the same at this moment: an error is ignored if the other has
+        completed the upload.
         """
         path, staging = self._path(row.id), self._blobs.staging
         in_pieces = staging is not None and await in_pool(self._offset, row.id) != row.size

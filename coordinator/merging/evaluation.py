@@ -76,7 +76,7 @@ class Evaluation(PlatformService):
         self._leases = LeaseKeeper(on)
         self.durations = Durations(SLOW_S)
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, "done" or "failed"
-        # run and version of the measurements that `_left` has chosen since the start
+        # run and version of the measurements that `_unscored` has chosen since the start
         self._tried: set[tuple[int, int]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -95,13 +95,15 @@ class Evaluation(PlatformService):
             stopper.cancel()
 
     async def evaluate_next(self) -> bool:
-        """Measure the next waiting version, or suites left over; return False if nothing waits."""
+        """Measure the next waiting version, or a version without its suite scores; return False if
+        there is neither.
+        """
         # Look without a write transaction first, since every new version calls this.
-        waits, left = await self._db.read(self._look)
+        waits, unscored = await self._db.read(self._look)
         if not waits:
-            if left is not None:
-                await self._try_suites(*left)
-            return left is not None
+            if unscored is not None:
+                await self._try_suites(*unscored)
+            return unscored is not None
         row = await self._db.write(self._take)
         if row is None:
             return False
@@ -195,10 +197,12 @@ class Evaluation(PlatformService):
         """
         if evaluations.waits(conn, self._clock.now()):
             return True, None
-        return False, self._left(conn)
+        return False, self._unscored(conn)
 
-    def _left(self, conn: Connection) -> tuple[RunRow, VersionRow] | None:
-        """Return a version without suite scores, version 0 or an ended run's last; None without."""
+    def _unscored(self, conn: Connection) -> tuple[RunRow, VersionRow] | None:
+        """Return a version that lacks its suite scores, version 0 or the last of an ended run; None
+        if there is none.
+        """
         for run in runs.every(conn, (*runs.OPEN, "completed")):
             if run.head < 0 or not definition(run).file.evaluation.suites:
                 continue
@@ -251,7 +255,7 @@ class Evaluation(PlatformService):
                 blob = (sample_sha, len(measured.sample.data), "sample")
                 datasets.register(conn, [blob], now, self._blobs.serials)
             best = None if about.members_choose else evaluations.best(conn, run.id)
-            if about.matches_choose:  # 0 at first
+            if about.matches_choose:  # matches set it later, version 0 is the first
                 best = 0 if run.best is None else None
             if best is not None:
                 runs.set_values(conn, run.id, best=best)

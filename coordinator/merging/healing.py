@@ -95,5 +95,6 @@ def _share(conn: Connection, run: RunRow, row: VersionRow, spoilt: frozenset[int
         terms=MergeTerms(),
     )
     weights = merge_recipe.weights
-    bad = sum(w for one, w in zip(merge_recipe.rows, weights, strict=True) if one.id in spoilt)
+    merged = zip(merge_recipe.rows, weights, strict=True)
+    bad = sum(weight for contribution, weight in merged if contribution.id in spoilt)
     return bad / sum(weights) if bad else 0.0

@@ -163,14 +163,14 @@ class Merger(PlatformService):
         except (VolunteerError, ValueError, OSError) as error:
             await self._failed(job, error)
             return False
-        took = self._clock.monotonic() - started
+        seconds = self._clock.monotonic() - started
         try:
             spent, at_stake = await self._db.write(
                 lambda conn: self._commit(conn, job, content, draft)
             )
         except Conflict as error:
             return await self._overtaken(job, error)
-        self.durations.add(took)
+        self.durations.add(seconds)
         self.outcomes[job.run.name, "merged"] += 1
         self._attendance.merged(job.run.id, sum(row.train_s for row in job.rows))
         await self._parts.discard(spent)
@@ -179,7 +179,7 @@ class Merger(PlatformService):
             run=job.run.name,
             version=job.recipe.version,
             contributions=len(job.rows),
-            seconds=round(took, 3),
+            seconds=round(seconds, 3),
         )
         for topic in (f"run:{job.run.id}", "versions", "queue"):
             self._signals.notify(topic)
@@ -237,10 +237,10 @@ class Merger(PlatformService):
         if run.state != "running" or not state.now or budget_spent(conn, run):
             return None
         before = merges.of_base(conn, run.id, run.head)
-        recipe = self._left_behind(conn, run, before)
-        begun_before = recipe is not None
+        recipe = self._unfinished(conn, run, before)
+        is_resumed = recipe is not None
         recipe = recipe or self._fresh(conn, run, live)
-        if not recipe.rows:  # what waits began at a version that a rollback reverted meanwhile
+        if not recipe.rows:  # every waiting update began at a version that a rollback reverted
             cause = "its base was reverted by a rollback"
             settlement.leave_behind(conn, run, run.head, cause, self._clock.now())
             return None
@@ -259,7 +259,7 @@ class Merger(PlatformService):
             merge = merges.take_over(conn, before, bid, now)
         if merge is None:
             return None
-        if recipe.terms.shards > 1 and not begun_before:
+        if recipe.terms.shards > 1 and not is_resumed:
             self._parts.begin(conn, merge, recipe)
         return MergeJob(merge=merge, recipe=recipe)
 
@@ -281,17 +281,19 @@ class Merger(PlatformService):
         )
         return recipes.of_contributions(conn, run=run, base=base, rows=rows, terms=terms)
 
-    def _left_behind(
+    def _unfinished(
         self, conn: Connection, run: RunRow, merge: MergeRow | None
     ) -> MergeRecipe | None:
-        """Return the recipe of a merge in shards that was left, to resume it; None without one."""
+        """Return the recipe of a merge in shards that another process left unfinished, to resume
+        it; None without one.
+        """
         if merge is None or merge.state not in ("leased", "abandoned"):
             return None
         if not part_rows.of_merge(conn, merge.id):
             return None
-        found, plan = recipes.read(conn, merge), definition(run).plan
-        same = (found.terms.shards, found.terms.shard_by) == (plan.shards, plan.shard_by)
-        return found if same and all(row.state == "accepted" for row in found.rows) else None
+        recipe, plan = recipes.read(conn, merge), definition(run).plan
+        same = (recipe.terms.shards, recipe.terms.shard_by) == (plan.shards, plan.shard_by)
+        return recipe if same and all(row.state == "accepted" for row in recipe.rows) else None
 
     async def _build(self, job: MergeJob) -> tuple[Content, VersionDraft]:
         """Aggregate the contributions, step, and write the files to the blob store, where nothing
@@ -436,7 +438,7 @@ class Merger(PlatformService):
 
         A failure of disk or network, or a stop, is no contribution's fault.
         """
-        found = []
+        culprits = []
         for row in job.rows:
             try:
                 await self._try_alone(job.recipe.alone(row))
@@ -444,12 +446,12 @@ class Merger(PlatformService):
                 raise
             except DamagedBlob as error:
                 if error.sha256 == row.sha256:
-                    found.append(Culprit(row, error))
+                    culprits.append(Culprit(row, error))
             except (OSError, Unavailable) as error:
                 log.warning("merge not blamed on anybody", run=job.run.name, error=str(error))
             except (VolunteerError, ValueError) as error:
-                found.append(Culprit(row, error))
-        return found
+                culprits.append(Culprit(row, error))
+        return culprits
 
     async def _try_alone(self, recipe: MergeRecipe) -> None:
         """Merge one contribution into temporary files. Raises the errors of a merge."""

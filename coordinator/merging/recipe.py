@@ -75,7 +75,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return self.about.plan
 
     @property
-    def stepping(self) -> Plan:
+    def plan_of_step(self) -> Plan:
         """Return the plan with the rate of this step: the outer rate, reduced near the end of the
         run, or with "adamw" the rate and betas of `[train]`.
         """
@@ -117,8 +117,8 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> list[float]:
-        """Return the weights of the contributions, within the limits: work x staleness, or by the
-        samples of members.
+        """Return the weights of the contributions, within the limits of `rules/voices`: their work
+        times their weight by staleness, or by the samples of members.
         """
         update = self.plan.update
         if self.about.at_members:
@@ -208,7 +208,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
             for row, weight in zip(self.rows, self.weights, strict=True)
         ]
         return merge_step.MergeOrder(
-            plan=self.stepping,
+            plan=self.plan_of_step,
             schema=self.about.schema,
             base=base,
             state=tuple(state),

@@ -27,10 +27,10 @@ class ShardFiles:
     A context manager: files that were copied for the shard are deleted at its end.
     """
 
-    def __init__(self, blobs: BlobStore, recipe: MergeRecipe, shard: Shard, beside: Path) -> None:
-        """Set up; copies are made next to the file `beside`."""
+    def __init__(self, blobs: BlobStore, recipe: MergeRecipe, shard: Shard, result: Path) -> None:
+        """Prepare the files of a shard; copies are made next to the file of its `result`."""
         self._blobs = blobs
-        self._beside = beside
+        self._result = result
         self._copies: list[Path] = []
         cuts = [Cut(piece.spec, piece.start, piece.stop) for piece in shard]
         self._spans: dict[str, FindSpans] = {
@@ -42,9 +42,9 @@ class ShardFiles:
 
     async def local(self, sha256: str) -> Path:
         """Return the file of a blob, with at least the bytes of the shard. Raises MissingBlob."""
-        into = self._beside.with_name(f"{self._beside.name}-{sha256}")
-        self._copies.append(into)
-        return await self._blobs.part(sha256, self._spans[sha256], into)
+        copy = self._result.with_name(f"{self._result.name}-{sha256}")
+        self._copies.append(copy)
+        return await self._blobs.part(sha256, self._spans[sha256], copy)
 
     def __enter__(self) -> Self:
         return self

@@ -110,7 +110,7 @@ class Parts(PlatformService):
         self._signals.notify(TOPIC)
         slots = range(min(self.threads, recipe.terms.shards))
         ends = await asyncio.gather(
-            *(self._see_through(merge.id) for _ in slots), return_exceptions=True
+            *(self._make_all(merge.id) for _ in slots), return_exceptions=True
         )
         for end in ends:  # errors are raised only after every thread has ended
             if end is not None:
@@ -121,9 +121,9 @@ class Parts(PlatformService):
         failed = next((row for row in rows if row.state == "failed"), None)
         if failed is not None:
             raise PartFailed(f"shard {failed.shard}: {failed.message}")
-        return await self._put_together(recipe, rows, weights)
+        return await self._assemble(recipe, rows, weights)
 
-    async def _see_through(self, merge_id: int) -> None:
+    async def _make_all(self, merge_id: int) -> None:
         """Make parts on one thread, until all parts of a merge are done or one has failed."""
         watch = self._signals.watch(TOPIC)
         while True:
@@ -139,17 +139,17 @@ class Parts(PlatformService):
 
     async def help(self) -> bool:
         """Make parts of other replicas' merges, one for each thread. Return True if any."""
-        helped = await asyncio.gather(*(self._lend_a_hand() for _ in range(self.threads)))
+        helped = await asyncio.gather(*(self._make_next() for _ in range(self.threads)))
         return any(helped)
 
-    async def _lend_a_hand(self) -> bool:
+    async def _make_next(self) -> bool:
         part = await self._take()
         if part is not None:
             await self._make(part)
         return part is not None
 
     async def _take(self, merge_id: int | None = None) -> PartRow | None:
-        # Named, as the one in `_finish`: tests end the process before, amid and after them.
+        # tests end the process before, within and after the functions `take_part`, `finish_part`
         def take_part(conn: Connection) -> PartRow | None:
             leases, now = self._leases, self._clock.now()
             return merge_jobs.take(conn, leases.owner, now, leases.lease_s, merge_id)
@@ -164,7 +164,7 @@ class Parts(PlatformService):
 
     async def _try(self, part: PartRow) -> None:
         try:
-            await self._finish(part, await self._made(part))
+            await self._finish(part, await self._compute(part))
         except StorageFull:
             await self._db.write(partial(merge_jobs.JOBS.release, job=part))
             raise
@@ -193,7 +193,7 @@ class Parts(PlatformService):
             partial(merge_jobs.fail, part=part, message=message[:2000], content=content)
         )
 
-    async def _made(self, part: PartRow) -> MergedPart:
+    async def _compute(self, part: PartRow) -> MergedPart:
         """Compute one part in a thread and store its files."""
         recipe = await self._db.read(
             lambda conn: recipes.read(conn, merges.by_id(conn, part.merge_id))
@@ -204,12 +204,12 @@ class Parts(PlatformService):
         try:
             with ShardFiles(self._blobs, recipe, recipe.shards[part.shard], path) as files:
                 order = await recipe.order(files, threads, f"{part.id}.{part.attempt}")
-                return await self._computed(part, recipe, order, (path, state))
+                return await self._run_step(part, recipe, order, (path, state))
         finally:
             delete_file(path, "scratch")
             delete_file(state, "scratch")
 
-    async def _computed(
+    async def _run_step(
         self,
         part: PartRow,
         recipe: MergeRecipe,
@@ -241,7 +241,7 @@ class Parts(PlatformService):
             squares=outcome.squares,
         )
 
-    async def _put_together(
+    async def _assemble(
         self, recipe: MergeRecipe, rows: list[PartRow], weights: Path
     ) -> VersionDraft:
         results = {(row.phase, row.shard): merge_jobs.made_by(row) for row in rows}
@@ -275,14 +275,14 @@ class Parts(PlatformService):
 
     def _hold(self, conn: Connection, files: Iterable[str]) -> SpentFiles:
         """Hold files that no part refers to, so that nobody can announce them before they are
-        deleted. In a store that another database may use, or after lost transactions, none.
+        deleted. None is held in a store that another database may use, or after lost transactions.
         """
         if key_values.get(conn, key_values.STORE_TROUBLE) or key_values.get(conn, key_values.LOST):
             return NO_FILES
         names = set(files) - merge_jobs.blobs_in_use(conn)
         holder = secrets.token_hex(8)
-        held = unreferenced_blobs.hold(conn, names, holder, self._clock.now())
-        return SpentFiles(holder, tuple(held))
+        names_held = unreferenced_blobs.hold(conn, names, holder, self._clock.now())
+        return SpentFiles(holder, tuple(names_held))
 
     async def discard(self, spent: SpentFiles) -> None:
         """Delete the files of an ended merge; one that cannot be deleted now is swept later."""

@@ -59,12 +59,12 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
 
 def may_audit(terms: WaitingAudit, auditor: Auditor) -> bool:
     """Return True if an auditor may have this audit now."""
-    one, other = terms.worker, auditor.person
-    same_invite = one.invite is not None and one.invite == other.invite
-    same_network = bool(one.network) and one.network == other.network
-    if one.volunteer == other.volunteer or same_invite or same_network:
+    worker, person = terms.worker, auditor.person
+    same_invite = worker.invite is not None and worker.invite == person.invite
+    same_network = bool(worker.network) and worker.network == person.network
+    if worker.volunteer == person.volunteer or same_invite or same_network:
         return False
-    if other.volunteer in terms.declined:
+    if person.volunteer in terms.declined:
         return False
     audited_micro = auditor.audited_micro + terms.price_micro
     return auditor.kind == HERE and auditor.accepted_micro >= PAY_PER_AUDIT * audited_micro

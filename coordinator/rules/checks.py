@@ -87,8 +87,8 @@ def shortfall(share: float, stake: int) -> int:
 
 def drawn(secret: bytes, kind: Kind, contribution: int, digest: str, chance: float) -> bool:
     """Return True if this contribution is drawn. `digest` covers the whole submission."""
-    said = f"{kind}\n{contribution}\n{digest}".encode()
-    value = int.from_bytes(hmac.new(secret, said, sha256).digest()[:8], "big")
+    message = f"{kind}\n{contribution}\n{digest}".encode()
+    value = int.from_bytes(hmac.new(secret, message, sha256).digest()[:8], "big")
     return value < chance * DRAWS
 
 

@@ -10,21 +10,20 @@ from coordinator.plan.plan_tables import Plan
 FALLBACKS = ("int8", "bf16", "float32")
 
 
-def agreed(preferred: str, spoken: Collection[str]) -> str:
+def choose_codec(preferred: str, worker_codecs: Collection[str]) -> str:
     """Return the codec for an update: the run's own, or the best other one that the worker has; ""
     without one.
 
     A worker that names no codec gets the run's own.
     """
-    if not spoken:
+    if not worker_codecs:
         return preferred
-    return next((name for name in (preferred, *FALLBACKS) if name in spoken), "")
+    return next((name for name in (preferred, *FALLBACKS) if name in worker_codecs), "")
 
 
 def grantable(plan: Plan) -> frozenset[str]:
     """Return every codec that a lease of this run may name.
 
-    The codec that a lease named is not stored: each of these encodes an update well enough for the
-    plan.
+    The codec that a lease named is not stored, so a submission may use any of these.
     """
     return frozenset({plan.codec, *FALLBACKS})

@@ -17,7 +17,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import msgspec
 
 from coordinator.rules.audits import AUDIT, may_audit
-from coordinator.rules.fit import Todo, Waiter, at_begin, does, misfit, speed, wanted
+from coordinator.rules.fit import Todo, Waiter, at_begin, may_work_for, misfit, speed, takes_kind
 from coordinator.rules.placement import NOBODY, DeviceBench, Placement
 from coordinator.rules.sizing import (
     Run,
@@ -34,7 +34,7 @@ from coordinator.rules.sizing import (
 from shared.protocol.base import Reason
 
 REST_POLL_S = 300.0  # longest wait of a machine that rests
-HALF_LIFE_S = 900.0  # half-life of given work: older work counts less
+HALF_LIFE_S = 900.0  # half-life of leased work: older work counts less
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
-class Open(msgspec.Struct, frozen=True, kw_only=True):
+class OpenTasks(msgspec.Struct, frozen=True, kw_only=True):
     """Open tasks: waiting ones in claim order, sums for each run, and counts of held ones."""
 
     todo: Sequence[Todo] = ()
@@ -98,12 +98,12 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
     moved: dict[tuple[int, str], tuple[int, int]]
     refusals: dict[int, Refusal]
     more: bool  # a task was split, and its rest may suit a refused waiter
-    open: int  # tasks, and samples without a task, that are left for others
-    kept: frozenset[int]  # those tasks, and minus the number of each run with such samples
-    left: frozenset[int] = frozenset()  # tasks that some waiter left to a faster machine
+    open: int  # number of tasks, and of samples without a task, that stay for later claims
+    remaining: frozenset[int]  # these tasks; each run with such samples as minus its number
+    reserved: frozenset[int] = frozenset()  # tasks that a waiter left to a faster machine
 
 
-class _Share:
+class _PassState:
     """State of one pass while work is handed out: number and cursor, tasks, load of the run."""
 
     def __init__(self, run: Run) -> None:
@@ -119,7 +119,7 @@ class _Share:
         self.near: set[str] = {run.home} if run.home else set()
 
     @property
-    def given(self) -> tuple[float, int]:
+    def recent_work(self) -> tuple[float, int]:
         """Return the run's recent work divided by its weight: the least served run goes first."""
         return max(self.work, self.lately) / self.run.weight, self.run.id
 
@@ -156,23 +156,24 @@ class _Batch:
     ) -> None:
         self._waiters = waiters
         self._placement = placement
-        self._shares = {(run.id, run.home): _Share(run) for run in runs}
+        self._shares = {(run.id, run.home): _PassState(run) for run in runs}
         self._leases_max = leases_max
         self._more = False
         self._by_volunteer: Counter[str] = Counter()
         self._by_device: Counter[tuple[str, str]] = Counter()
-        self._fits: list[list[_Share]] = []
+        self._fits: list[list[_PassState]] = []
         for waiter in waiters:
-            chosen = [share for share in self._shares.values() if wanted(share.run, waiter)]
+            chosen = [share for share in self._shares.values() if may_work_for(share.run, waiter)]
             fits = [share for share in chosen if not misfit(share.run, waiter)]
             self._fits.append([share for share in fits if share.run.id not in waiter.rests])
             for share in self._fits[-1]:
                 share.near.add(waiter.worker_id)
 
-    def see(self, tasks: Open) -> None:
+    def add_tasks(self, tasks: OpenTasks) -> None:
         """Add the open tasks to the batch."""
         for task in tasks.todo:
-            if (place := (task.run_id, task.home)) in self._shares:  # its worker may have no right
+            # the pass of a worker without the right to work is not among them
+            if (place := (task.run_id, task.home)) in self._shares:
                 self._shares[place].todo.append(task)
         loads = {load.run_id: load for load in tasks.loads}
         for share in self._shares.values():
@@ -181,9 +182,9 @@ class _Batch:
                 share.open = load.open
                 share.work = work_of(share.run, load.price_micro)
                 share.near |= set() if share.run.home else load.holders
-        for held in tasks.holdings:
-            self._by_volunteer[held.volunteer_id] += held.count
-            self._by_device[held.worker_id, held.device] += held.count
+        for holding in tasks.holdings:
+            self._by_volunteer[holding.volunteer_id] += holding.count
+            self._by_device[holding.worker_id, holding.device] += holding.count
 
     def run(self) -> DispatchResult:
         assignments: list[Assignment] = []
@@ -197,27 +198,27 @@ class _Batch:
             if count != self._by_volunteer[waiter.volunteer_id]:
                 heapq.heappush(queue, (self._by_volunteer[waiter.volunteer_id], index))
                 continue
-            found = self._serve(index, waiter)
-            if isinstance(found, Assignment):
-                assignments.append(found)
+            answer = self._serve(index, waiter)
+            if isinstance(answer, Assignment):
+                assignments.append(answer)
             else:
-                refusals[index] = found
+                refusals[index] = answer
         shares = self._shares.values()
         moved = {
             place: (share.pass_no, share.cursor)
             for place, share in self._shares.items()
             if (share.pass_no, share.cursor) != (share.run.pass_no, share.run.cursor)
         }
-        kept = {task.id for share in shares for task in share.todo}
-        kept |= {-share.run.id for share in shares if share.uncut}
+        remaining = {task.id for share in shares for task in share.todo}
+        remaining |= {-share.run.id for share in shares if share.uncut}
         return DispatchResult(
             assignments=tuple(assignments),
             moved=moved,
             refusals=refusals,
             more=self._more,
             open=sum(len(share.todo) + share.uncut for share in shares),
-            kept=frozenset(kept),
-            left=frozenset(self._placement.left),
+            remaining=frozenset(remaining),
+            reserved=frozenset(self._placement.reserved),
         )
 
     def _serve(self, index: int, waiter: Waiter) -> Assignment | Refusal:
@@ -238,35 +239,35 @@ class _Batch:
                 reason=Reason.IN_FLIGHT,
                 message=f"{waiter.device} holds {mine} tasks already, as many as it may",
             )
-        free.sort(key=lambda share: share.given)
+        free.sort(key=lambda share: share.recent_work)
         for again in (False, True):  # tasks that the worker itself failed come last in their pass
             for share in free:
-                found = (
+                assignment = (
                     self._reissued(share, index, waiter, again)
                     or (self._reissued(share, index, waiter, again=True) if share.done else None)
                     or self._cut(share, index, waiter)
                 )
-                if found is not None:
-                    self._note(share, waiter, found)
-                    return found
-        return _taken(free, waiter, self._placement.left, mine)
+                if assignment is not None:
+                    self._count(share, waiter, assignment)
+                    return assignment
+        return _all_taken(free, waiter, self._placement.reserved, mine)
 
-    def _note(self, share: _Share, waiter: Waiter, found: Assignment) -> None:
+    def _count(self, share: _PassState, waiter: Waiter, assignment: Assignment) -> None:
         self._by_volunteer[waiter.volunteer_id] += 1
         self._by_device[waiter.worker_id, waiter.device] += 1
-        self._placement.note(share.run, found.price_micro, waiter)
-        work = work_of(share.run, found.price_micro)
+        self._placement.note(share.run, assignment.price_micro, waiter)
+        work = work_of(share.run, assignment.price_micro)
         share.work += work
         share.lately += work
 
     def _reissued(
-        self, share: _Share, index: int, waiter: Waiter, again: bool
+        self, share: _PassState, index: int, waiter: Waiter, again: bool
     ) -> Assignment | None:
         for position, task in enumerate(share.todo):
             if task.beside == AUDIT:
                 if not again and _audits(waiter, task):
                     del share.todo[position]
-                    return _beside(share.run, index, waiter, task)
+                    return _assign_beside(share.run, index, waiter, task)
                 continue
             failed = waiter.worker_id in task.failed_by
             if failed and not (again and share.near <= task.failed_by):
@@ -275,13 +276,13 @@ class _Batch:
             steps = steps_in(task.stop - task.start, run.settings.batch_size)
             if not (task.beside or again or keeps_step(run, steps, flops)):
                 continue
-            if not does(waiter, task.beside or share.run.kind):
+            if not takes_kind(waiter, task.beside or share.run.kind):
                 continue
             if task.beside and self._placement.leaves(share.run, task, waiter):
                 continue
             del share.todo[position]
             if task.beside:
-                return _beside(share.run, index, waiter, task)
+                return _assign_beside(share.run, index, waiter, task)
             stop = split_at(run, task.start, task.stop, flops)
             if stop < task.stop:
                 share.open += 1
@@ -289,10 +290,10 @@ class _Batch:
             return _assign(share.run, index, waiter, task, stop)
         return None
 
-    def _cut(self, share: _Share, index: int, waiter: Waiter) -> Assignment | None:
+    def _cut(self, share: _PassState, index: int, waiter: Waiter) -> Assignment | None:
         share.turn()
         run = at_begin(share.run, waiter)
-        if share.ended or share.cursor >= run.samples_total or not does(waiter, run.kind):
+        if share.ended or share.cursor >= run.samples_total or not takes_kind(waiter, run.kind):
             return None
         start = share.cursor
         share.cursor += samples_for(run, run.samples_total - start, speed(run, waiter))
@@ -300,7 +301,7 @@ class _Batch:
         return _assign(run, index, waiter, (share.pass_no, start), share.cursor)
 
     def _no_fit(self, waiter: Waiter) -> Refusal:
-        chosen = [share.run for share in self._shares.values() if wanted(share.run, waiter)]
+        chosen = [share.run for share in self._shares.values() if may_work_for(share.run, waiter)]
         if not chosen:
             return Refusal(reason=Reason.NO_RUN, message="nothing is running here just now")
         resting = [run for run in chosen if run.id in waiter.rests and not misfit(run, waiter)]
@@ -320,14 +321,16 @@ def _rest(run: Run, waiter: Waiter) -> Refusal:
     )
 
 
-def _taken(free: Sequence[_Share], waiter: Waiter, left: Container[int], leases: int) -> Refusal:
+def _all_taken(
+    free: Sequence[_PassState], waiter: Waiter, reserved: Container[int], leases: int
+) -> Refusal:
     """Return why no task is left for a device, which has `leases` itself."""
     for share in free:
-        task = next((task for task in share.todo if task.id in left), None)
-        if task is not None and does(waiter, task.beside):
+        task = next((task for task in share.todo if task.id in reserved), None)
+        if task is not None and takes_kind(waiter, task.beside):
             message = f'the "{task.beside}" task that waits is left to a faster machine'
             return Refusal(reason=Reason.ALL_TAKEN, message=message)
-    if not any(does(waiter, share.run.kind) for share in free):
+    if not any(takes_kind(waiter, share.run.kind) for share in free):
         kinds = " or ".join(f'"{kind}"' for kind in sorted(waiter.kinds))
         message = f"no task of the kind {kinds} waits just now"
         return Refusal(reason=Reason.ALL_TAKEN, message=message)
@@ -375,10 +378,10 @@ def _audits(waiter: Waiter, task: Todo) -> bool:
     terms, auditor = task.audit, waiter.auditor
     if terms is None or auditor is None:
         return False
-    return does(waiter, terms.kind) and may_audit(terms, auditor)
+    return takes_kind(waiter, terms.kind) and may_audit(terms, auditor)
 
 
-def _beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
+def _assign_beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
     """Return the assignment of a task outside the pass, which is never split."""
     return Assignment(
         run_id=task.run_id,
@@ -399,14 +402,14 @@ def _beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
 def dispatch(
     waiters: Sequence[Waiter],
     runs: Iterable[Run],
-    tasks: Open,
+    tasks: OpenTasks,
     *,
     leases_max: int,
     bench: DeviceBench = NOBODY,
 ) -> DispatchResult:
     """Decide for every waiter: a lease, or the reason for none; `bench`: see `DeviceBench`."""
     batch = _Batch(waiters, runs, Placement(bench), leases_max)
-    batch.see(tasks)
+    batch.add_tasks(tasks)
     return batch.run()
 
 
@@ -429,18 +432,18 @@ class FairShares:
         A run that has just started begins at the share of the least served run.
         """
         self._fade(now)
-        known = {run: self._given[run] for run in weights if run in self._given}
-        least = min((given / weights[run] for run, given in known.items()), default=0.0)
-        self._given = {run: known.get(run, least * weight) for run, weight in weights.items()}
+        earlier = {run: self._given[run] for run in weights if run in self._given}
+        least = min((work / weights[run] for run, work in earlier.items()), default=0.0)
+        self._given = {run: earlier.get(run, least * weight) for run, weight in weights.items()}
         return dict(self._given)
 
-    def note(self, given: Mapping[int, float]) -> None:
-        """Count leased work."""
-        for run, operations in given.items():
+    def note(self, leased: Mapping[int, float]) -> None:
+        """Count leased work, in operations by run."""
+        for run, operations in leased.items():
             self._given[run] = self._given.get(run, 0.0) + operations
 
     def _fade(self, now: float) -> None:
         if now > self._at:
             factor = 0.5 ** ((now - self._at) / HALF_LIFE_S)
-            self._given = {run: given * factor for run, given in self._given.items()}
+            self._given = {run: work * factor for run, work in self._given.items()}
         self._at = max(self._at, now)

@@ -1,8 +1,9 @@
 """Drift of a task: how far its result moves when its base is changed slightly, by the steps done.
 Pure rules.
 
-Tasks are as long as they can be proved: a task whose drift exceeds `DRIFT_SOUGHT` tells honest
-other arithmetic and left-out work poorly apart, and above `likeness.DRIFT_MAX` nothing is told.
+Tasks are as long as they can be proved: a recompute of a task whose drift exceeds `DRIFT_SOUGHT`
+hardly tells left-out work from honest work on other arithmetic, and above `likeness.DRIFT_MAX` it
+proves nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 DRIFT_SOUGHT = 0.05  # largest drift of a task that is handed out
 EXTRAPOLATED = 8  # most times as many steps as were measured
-AGAIN = 2  # a run is measured again once its version number has grown so many times
+AGAIN = 2  # a run is measured again once its version number has grown by this factor
 FIRST = 8  # version of the first measurement after the start
 
 
@@ -28,8 +29,8 @@ class DriftPoint(msgspec.Struct, frozen=True, kw_only=True):
 def provable_steps(points: Sequence[DriftPoint], planned: int) -> int:
     """Return the most steps, of `planned` ones, whose drift stays below `DRIFT_SOUGHT`; at least 1.
 
-    Between two points the drift grows exponentially, and so it does beyond the last one, at most to
-    `EXTRAPOLATED` times its steps.
+    Between two points the drift is taken to grow exponentially, and at the last rate beyond the
+    last point, up to `EXTRAPOLATED` times its steps.
     """
     steps, drift = 0, 0.0
     rate = 0.0  # of the exponential growth, a step

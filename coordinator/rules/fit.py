@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from coordinator.rules.audits import Auditor, WaitingAudit
-from coordinator.rules.codec_choice import agreed
+from coordinator.rules.codec_choice import choose_codec
 from coordinator.rules.sizing import Run, clamped
 from shared.protocol.limits import holds, memory_on
 
@@ -78,7 +78,7 @@ def misfit(run: Run, waiter: Waiter) -> str:
             f'"{run.name}" has tasks of the kind {kinds} only, this machine takes {takes} '
             "(its setting roles)"
         )
-    if not agreed(run.codec, waiter.codecs):
+    if not choose_codec(run.codec, waiter.codecs):
         return f'"{run.name}" wants updates as "{run.codec}", which this version cannot write'
     if not holds(
         waiter.device,
@@ -90,10 +90,10 @@ def misfit(run: Run, waiter: Waiter) -> str:
         needed_bytes = memory_on(waiter.device, run.memory_bytes)
         need, have = needed_bytes / 2**30, waiter.memory_bytes / 2**30
         return f'"{run.name}" needs about {need:.1f} GiB of memory, {waiter.device} has {have:.1f}'
-    return _stranger(run, waiter) if run.home else ""
+    return _no_member(run, waiter) if run.home else ""
 
 
-def _stranger(run: Run, waiter: Waiter) -> str:
+def _no_member(run: Run, waiter: Waiter) -> str:
     """Return the reason why a worker is no member of a run on members' data; "" if it is one."""
     if not waiter.vouched:
         return f'"{run.name}" is for members whom the organiser vouched for'
@@ -122,11 +122,13 @@ def speed(run: Run, waiter: Waiter) -> float:
     return clamped(run, waiter.flops, waiter.step_s.get(run.id, 0.0))
 
 
-def wanted(run: Run, waiter: Waiter) -> bool:
-    """Return True if the owner of a worker lets it work for this run, whose data is no other's."""
+def may_work_for(run: Run, waiter: Waiter) -> bool:
+    """Return True if the owner of a worker lets it work for this run, and no other machine keeps
+    the run's data.
+    """
     return run.home in ("", waiter.worker_id) and (not waiter.runs or run.name in waiter.runs)
 
 
-def does(waiter: Waiter, kind: str) -> bool:
+def takes_kind(waiter: Waiter, kind: str) -> bool:
     """Return True if a worker takes tasks of this kind."""
     return not waiter.kinds or kind in waiter.kinds

@@ -75,7 +75,7 @@ def judge(
     """
     if not any(alive(replica, overview.at) for replica in overview.replicas):
         standing = ()  # no server checks any more
-    alerts = [_told(alert) for alert in standing if alert.kind not in OF_RUNS]
+    alerts = [_trouble_of(alert) for alert in standing if alert.kind not in OF_RUNS]
     troubles = [*_servers(overview), *_database(overview), *_work(overview)]
     troubles += [alert for alert in alerts if alert.level == "bad"]
     if any(alive(replica, overview.at) for replica in overview.replicas):
@@ -106,7 +106,7 @@ def _well(overview: Overview) -> str:
     )
 
 
-def _told(alert: StandingAlert) -> Trouble:
+def _trouble_of(alert: StandingAlert) -> Trouble:
     """Return the trouble that an alert is about."""
     return Trouble(
         level=alert.level,

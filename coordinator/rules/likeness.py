@@ -9,8 +9,8 @@ A bound limits the length of the difference of two raw updates, divided by the l
 server's: poison of a tenth of the update is 0.1 in any direction, noise is 1 or more at any scale.
 Buffers have the same bound, relative to how far the task moved them.
 
-Encoded updates are compared, and the raw difference is told from theirs. Both sides round by the
-same random numbers, so equal numbers give equal codes, and a small difference d of two numbers
+Encoded updates are compared, and the raw difference is computed from theirs. Both sides round by
+the same random numbers, so equal numbers give equal codes, and a small difference d of two numbers
 changes the code with probability d / scale. With the codec's error q and the raw difference d, both
 relative to the update, the encoded updates differ by about sqrt(d^2 + ROUNDING q d).
 
@@ -32,7 +32,7 @@ LOOSE = 0.2
 NUDGES = {"float32": 1e-4, "bfloat16": 1e-2}  # relative change of each number of a base
 DRIFT_TIMES = 2.0
 DRIFT_MAX = 0.2  # largest drift of a task at which a recompute proves anything
-ROUNDING = math.sqrt(6)  # at most, by the inequality of Cauchy and Schwarz
+ROUNDING = math.sqrt(6)  # an upper bound, by the inequality of Cauchy and Schwarz
 
 
 def difference(cosine: float, norm_ratio: float) -> float:
@@ -43,8 +43,8 @@ def difference(cosine: float, norm_ratio: float) -> float:
 
 
 def raw_difference(redone: Redone) -> float:
-    """Return the length of the difference of the raw updates, told from the encoded ones, or that
-    of the buffers if it is longer.
+    """Return the length of the difference of the raw updates, computed from the encoded ones, or of
+    the difference of the buffers if that is longer.
     """
     half = ROUNDING * redone.rounding / 2
     encoded = difference(redone.cosine, redone.norm_ratio)
@@ -85,7 +85,7 @@ def share(redone: Redone, precision: str = "float32", *, comparable: bool) -> fl
     loose bound. Leaving out a part of the steps or batches makes a larger difference than that
     part.
     """
-    apart = raw_difference(redone)
-    if comparable and apart <= TIGHT[precision]:
+    distance = raw_difference(redone)
+    if comparable and distance <= TIGHT[precision]:
         return 1.0
-    return max(0.0, 1.0 - apart / bound(redone, precision, comparable=False))
+    return max(0.0, 1.0 - distance / bound(redone, precision, comparable=False))

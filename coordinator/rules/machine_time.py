@@ -6,12 +6,12 @@ import msgspec
 
 from shared.units import DAY_S
 
-WINDOW_S = DAY_S  # time that the shares are of
-TOLD_S = 600.0  # least time of machines of which a share is told
+WINDOW_S = DAY_S  # time that the shares cover
+SHOWN_FROM_S = 600.0  # machine seconds from which shares are shown
 
 
 class MachineSeconds(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of devices: there for a run, at training, and at training that was merged."""
+    """Seconds of devices: present for a run, training, and training whose result was merged."""
 
     present: float = 0.0
     trained: float = 0.0
@@ -20,7 +20,7 @@ class MachineSeconds(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shares(self) -> MachineTime | None:
         """Return the shares of the time; None while machines were hardly there."""
-        if self.present < TOLD_S:
+        if self.present < SHOWN_FROM_S:
             return None
         return MachineTime(
             busy=min(1.0, self.trained / self.present),

@@ -121,7 +121,7 @@ def _check_scripts(name: str) -> None:
         raise InvalidName(f"a nickname keeps to one script, but this one mixes {listed}")
 
 
-def _seen(char: str) -> str:
+def _visible(char: str) -> str:
     """Return a character as a hasty reader sees it: digits by value, signs left out."""
     kind = unicodedata.category(char)
     if kind == "Nd":
@@ -138,7 +138,7 @@ def skeleton(name: str) -> str:
     text = unicodedata.normalize("NFKC", text.casefold())
     text = "".join(c for c in unicodedata.normalize("NFD", text) if not unicodedata.combining(c))
     text = unicodedata.normalize("NFC", text.translate(_TABLE))
-    text = "".join(map(_seen, text))
+    text = "".join(map(_visible, text))
     for pair, one in _PAIRS:
         text = text.replace(pair, one)
     return text

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from coordinator.rules.fit import Todo, Waiter, does, misfit, speed, wanted
+from coordinator.rules.fit import Todo, Waiter, may_work_for, misfit, speed, takes_kind
 from coordinator.rules.sizing import OPTIMISM, Run, work_of
 
 WORTH_WAITING = 2.0  # a task is left to a machine that would finish it this many times sooner
 PATIENCE_S = 600.0  # longest time that a task is left to others
-THERE_S = 45.0  # an idle device that has not asked for this long is gone: a poll lasts 30 s
+PRESENT_S = 45.0  # an idle device that has not asked for this long is gone: a poll lasts 30 s
 MACHINES_MAX = 4096  # remembered devices
 
 
@@ -29,16 +29,16 @@ class PeerDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceBench(msgspec.Struct, frozen=True, kw_only=True):
-    """Candidates for tasks outside the pass, and the age of each task's reservation."""
+    """Candidates for tasks outside the pass, and how long each task has been reserved."""
 
     peers: tuple[PeerDevice, ...] = ()
-    left_s: Mapping[int, float] = {}  # age of each task's reservation
+    reserved_s: Mapping[int, float] = {}  # seconds since each task was reserved
 
 
 NOBODY = DeviceBench()
 
 
-def took_s(run: Run, price: int, flops: float) -> float:
+def task_s(run: Run, price: int, flops: float) -> float:
     """Return the seconds that a task of this price takes at this speed; 0 = unknown."""
     return OPTIMISM * work_of(run, price) / flops if flops > 0 and run.step_flops > 0 else 0.0
 
@@ -47,15 +47,15 @@ class Placement:
     """Chooses the worker that a task outside the pass is reserved for, while work is handed out."""
 
     def __init__(self, bench: DeviceBench) -> None:
-        self._left_s = bench.left_s
+        self._reserved_s = bench.reserved_s
         self._peers = bench.peers
         self._free_s = {_place(peer.waiter): peer.free_s for peer in bench.peers}
-        self.left: set[int] = set()  # tasks that a waiter left to another worker
+        self.reserved: set[int] = set()  # tasks that a waiter left to a faster worker
 
     def leaves(self, run: Run, task: Todo, waiter: Waiter) -> bool:
         """Return True if a waiter leaves this task to a machine that finishes it much sooner."""
-        seconds = took_s(run, task.price_micro, speed(run, waiter))
-        if not seconds or self._left_s.get(task.id, 0.0) >= min(seconds, PATIENCE_S):
+        seconds = task_s(run, task.price_micro, speed(run, waiter))
+        if not seconds or self._reserved_s.get(task.id, 0.0) >= min(seconds, PATIENCE_S):
             return False
         here_s = seconds + self._free_s.get(_place(waiter), 0.0)
         if not any(
@@ -64,21 +64,21 @@ class Placement:
             if (end := self._end_s(run, task, peer.waiter))
         ):
             return False
-        self.left.add(task.id)
+        self.reserved.add(task.id)
         return True
 
     def note(self, run: Run, price: int, waiter: Waiter) -> None:
         """Count an assigned task: its device is busy for that much longer."""
         place = _place(waiter)
         if place in self._free_s:
-            self._free_s[place] += took_s(run, price, speed(run, waiter))
+            self._free_s[place] += task_s(run, price, speed(run, waiter))
 
     def _end_s(self, run: Run, task: Todo, peer: Waiter) -> float:
         """Return the seconds until a worker would have done a task; 0 = it cannot, or unknown."""
-        fits = wanted(run, peer) and does(peer, task.beside) and not misfit(run, peer)
+        fits = may_work_for(run, peer) and takes_kind(peer, task.beside) and not misfit(run, peer)
         if not fits or peer.worker_id in task.failed_by:
             return 0.0
-        needs = took_s(run, task.price_micro, speed(run, peer))
+        needs = task_s(run, task.price_micro, speed(run, peer))
         return self._free_s[_place(peer)] + needs if needs else 0.0
 
 
@@ -91,9 +91,11 @@ class Machines:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], tuple[Waiter, float, float]] = {}  # seen, busy until
-        self._left: dict[int, float] = {}  # task -> when it was first left to another worker
+        self._reserved: dict[int, float] = {}  # task -> when it was first reserved
 
-    def saw(self, waiters: Iterable[Waiter], busy: Iterable[tuple[str, str]], now: float) -> None:
+    def note_asking(
+        self, waiters: Iterable[Waiter], busy: Iterable[tuple[str, str]], now: float
+    ) -> None:
         """Store the asking devices; a device without a task is free."""
         working = set(busy)
         for waiter in waiters:
@@ -103,33 +105,33 @@ class Machines:
         while len(self._seen) > MACHINES_MAX:
             del self._seen[next(iter(self._seen))]
 
-    def gave(self, run: Run, price: int, waiter: Waiter) -> None:
+    def note_assigned(self, run: Run, price: int, waiter: Waiter) -> None:
         """Store that a device was assigned a task, and until when it is busy."""
         place = _place(waiter)
         if place in self._seen:
-            speed_known, last_seen, until = self._seen[place]
-            needs = took_s(run, price, speed(run, waiter))
-            self._seen[place] = (speed_known, last_seen, until + needs)
+            asker, last_seen, until = self._seen[place]
+            needs = task_s(run, price, speed(run, waiter))
+            self._seen[place] = (asker, last_seen, until + needs)
 
     def bench(self, todo: Sequence[Todo], now: float) -> DeviceBench:
         """Return candidates for the waiting tasks outside the pass; empty if there are none."""
         waiting = {task.id for task in todo if task.beside}
         if not waiting:
             return DeviceBench()
-        self._left = {task: at for task, at in self._left.items() if task in waiting}
+        self._reserved = {task: at for task, at in self._reserved.items() if task in waiting}
         return DeviceBench(
             peers=tuple(
                 PeerDevice(waiter=waiter, free_s=max(0.0, until - now))
                 for waiter, last_seen, until in self._seen.values()
-                if now <= max(last_seen, until) + THERE_S
+                if now <= max(last_seen, until) + PRESENT_S
             ),
-            left_s={task: now - at for task, at in self._left.items()},
+            reserved_s={task: now - at for task, at in self._reserved.items()},
         )
 
-    def left(self, tasks: Iterable[int], now: float) -> None:
+    def note_reserved(self, tasks: Iterable[int], now: float) -> None:
         """Store since when tasks are reserved for a faster machine."""
         for task in tasks:
-            self._left.setdefault(task, now)
+            self._reserved.setdefault(task, now)
 
 
 def _place(waiter: Waiter) -> tuple[str, str]:

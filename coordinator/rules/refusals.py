@@ -1,12 +1,11 @@
-"""Refusals of updates are questions to the task: it is done again before anybody is blamed. Pure
-rules.
+"""Refused updates: the task is done again before anybody is blamed. Pure rules.
 
     the same refusal   the run is at fault; after a few of them it pauses itself
     another result     the account is suspended, as after a draw that failed
     proves nothing     nobody is blamed
 
-Equal bytes of different tasks are no fault of a run: whoever did its task again is not blamed for
-who copied it, so that a copier pauses no run.
+The same bytes for two tasks are no fault of a run, so that a copier pauses no run. If the recompute
+agrees, the account did its task, and another may have copied the bytes: nobody is blamed.
 """
 
 from __future__ import annotations

@@ -264,11 +264,11 @@ def keeps_step(run: Run, steps: int, flops: float) -> bool:
 
 
 def _steps_by_speed(run: Run, flops: float) -> int:
-    settings, wanted_s = run.settings, target_s(run)
-    one = estimate_s(run, 1, flops) if wanted_s > 0 else None
-    if not one:
+    settings, task_s = run.settings, target_s(run)
+    step_s = estimate_s(run, 1, flops) if task_s > 0 else None
+    if not step_s:
         return run.local_steps
-    fitting = int(wanted_s / one)
+    fitting = int(task_s / step_s)
     if settings.target_seconds > 0:
         return max(settings.min_steps, min(settings.max_steps, fitting))
     if flops <= 0 or fitting >= SLOWER * run.local_steps:
@@ -279,8 +279,8 @@ def _steps_by_speed(run: Run, flops: float) -> int:
 def samples_for(run: Run, left: int, flops: float) -> int:
     """Return the samples of a new task for a worker of this speed, of `left` without a task.
 
-    Where the server sizes tasks, it cuts the rest of a pass into equal ones: a short last task ends
-    before all others and brings its machine out of step with them.
+    If the server sizes tasks, it cuts the rest of a pass into equal ones, since a short last task
+    would end before all others and bring its machine out of step with them.
     """
     batch = run.settings.batch_size
     most = steps_for(run, flops) * batch
@@ -303,8 +303,8 @@ def sized_steps(plan: Plan, parameters: int, pace: RunPace | None) -> int:
 
 def steps_that_learn(parameters: int) -> int:
     """Return the most steps of a task that the server sizes: large models bear more than small
-    ones. Measured up to a million parameters; beyond that published runs are the evidence (decision
-    35).
+    ones. Measured up to a million parameters; beyond that published runs are the evidence
+    (docs/decisions/0036-fresh-optimisers.md).
     """
     times = math.sqrt(max(1.0, parameters / PARAMETERS_SMALL))
     return min(STEPS_LARGE, round(STEPS_SMALL * times))
@@ -316,7 +316,7 @@ def steps_of_update(plan: Plan, local_steps: int) -> int:
     return min(local_steps, plan.gradient_every) if parted else local_steps
 
 
-class Reached(NamedTuple):
+class RunProgress(NamedTuple):
     """Progress of a run at a version."""
 
     global_step: int
@@ -324,7 +324,11 @@ class Reached(NamedTuple):
 
 
 def total_steps(
-    file: RunFile, plan: Plan, samples: int, sample_size: int = 1, progress: Reached | None = None
+    file: RunFile,
+    plan: Plan,
+    samples: int,
+    sample_size: int = 1,
+    progress: RunProgress | None = None,
 ) -> int:
     """Return the expected global steps of a run, as far as `[stop]` limits them; 0 = unknown.
 

@@ -47,7 +47,7 @@ class OutcomeFacts(Facts, frozen=True, kw_only=True):
     machines: int = 0
     commonest: str = ""  # sentence that most of them have
     since: float | None = None
-    stuck: bool = False  # what failed is needed for the next version, and no machine tries it
+    stuck: bool = False  # a failed task is needed for the next version, and no machine has it
 
 
 class PresenceFacts(Facts, frozen=True, kw_only=True):
@@ -329,10 +329,10 @@ def _stalled(facts: RunFacts) -> Standstill | None:
     if facts.now - since < most_s:
         return None
     busy_elsewhere = facts.machines.fitting - facts.machines.at_work
-    who = counted(facts.machines.at_work, "machine")
+    at_work = counted(facts.machines.at_work, "machine")
     return Standstill(
         cause=Cause.STALLED,
-        message=f"no version for {span(facts.now - since)}, with {who} at work"
+        message=f"no version for {span(facts.now - since)}, with {at_work} at work"
         + (f" and {busy_elsewhere} busy elsewhere or at rest" if busy_elsewhere > 0 else ""),
         todo=f"`coordinator run show {facts.name}` says what its merge waits for",
         since=since,

@@ -61,11 +61,12 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 0.0  # by staleness
     clip: float = 1.0  # factor that scales the update to its cohort
 
-    def stored(self, of: Measurement) -> dict[str, object]:
+    def columns(self, measurement: Measurement) -> dict[str, object]:
         """Return the columns to store; the norm is None if it is of no use for comparisons."""
-        columns = ("state", "reason", "message", "weight", "clip")
-        norm = of.norm if of.finite and not (of.problem or of.damaged) else None
-        return {name: getattr(self, name) for name in columns} | {"norm": norm}
+        names = ("state", "reason", "message", "weight", "clip")
+        is_usable = measurement.finite and not (measurement.problem or measurement.damaged)
+        norm = measurement.norm if is_usable else None
+        return {name: getattr(self, name) for name in names} | {"norm": norm}
 
 
 TOO_LATE = Judgement(
@@ -150,15 +151,15 @@ def voices(peers: Iterable[P], most: int, norm: Callable[[P], float]) -> list[fl
     The first field of each of `peers`, newest first, is its volunteer; `norm` returns the norm by
     effort, and is called only for the newest `most` volunteers.
     """
-    by: dict[str, list[P]] = {}
+    by_account: dict[str, list[P]] = {}
     for peer in peers:
-        peers_of_account = by.get(peer[0])
+        peers_of_account = by_account.get(peer[0])
         if peers_of_account is None:
-            if len(by) < most:
-                by[peer[0]] = [peer]
+            if len(by_account) < most:
+                by_account[peer[0]] = [peer]
         elif len(peers_of_account) < VOICE_OF:
             peers_of_account.append(peer)
-    return [median([norm(peer) for peer in peers_of_account]) for peers_of_account in by.values()]
+    return [median([norm(peer) for peer in own_peers]) for own_peers in by_account.values()]
 
 
 def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float:

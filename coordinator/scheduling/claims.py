@@ -31,13 +31,13 @@ from coordinator.rules.dispatch import (
     Assignment,
     DispatchResult,
     FairShares,
-    Open,
+    OpenTasks,
     Refusal,
     dispatch,
 )
 from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.placement import Machines
-from coordinator.rules.sizing import Reached, Run, RunPace, round_in_work, work_of
+from coordinator.rules.sizing import Run, RunPace, RunProgress, round_in_work, work_of
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.rules.standstill import PauseFacts, RunFacts, standstill
 from coordinator.scheduling import lease_message
@@ -70,7 +70,7 @@ CLAIM_ID = re.compile(r"[!-~]{1,64}")
 DEVICE = re.compile(r"[a-z0-9][a-z0-9:_.-]{0,31}")
 NAMES_MAX = 64
 FLOPS_MAX = 1e24
-SUSPENDED_S = 30.0  # so a lifted suspension is news within a heartbeat
+SUSPENDED_S = 30.0  # a suspended worker asks again after this time, and learns if it was lifted
 RETRY_S = {
     Reason.NO_RUN: 5.0,
     Reason.NO_FIT: 30.0,
@@ -80,15 +80,15 @@ RETRY_S = {
     Reason.ALL_TAKEN: 0.5,
     Reason.MERGING: 1.0,
 }
-# Work that appears is announced to claims in line, one after the other; others wait for what stands
-# in their own way.
+# Claims refused for these reasons wait in a line, and new work wakes them one after the other; the
+# topics of `WAKES` wake the others.
 IN_LINE = (Reason.ALL_TAKEN, Reason.MERGING)
 WAKES = {Reason.IN_FLIGHT: ("volunteers", "queue")}
 
 Answer = Lease | Refusal
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _WorkerFacts(msgspec.Struct, frozen=True):
     """Facts about a worker, cached for a while."""
 
     until: float = 0.0
@@ -108,8 +108,8 @@ class _ClaimResults:
     fresh: set[str] = field(default_factory=set)  # claims answered with a new lease
     more: bool = False
     open: int = 1  # tasks, and samples without a task, that may be left
-    kept: frozenset[int] | None = None  # see `DispatchResult`; None = unknown
-    given: Counter[int] = field(default_factory=Counter)  # operations by run
+    remaining: frozenset[int] | None = None  # see `DispatchResult`; None = unknown
+    leased: Counter[int] = field(default_factory=Counter)  # operations by run
 
 
 class ClaimTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class Claims:
         self._specs: dict[int, Spec] = {}
         self._runs = signals.watch("runs")
         self._paces: dict[int, tuple[float, RunPace | None]] = {}
-        self._known: dict[str, _Known] = {}  # keyed by worker
+        self._workers: dict[str, _WorkerFacts] = {}  # cached facts by worker
         self._shares = FairShares()
         self._machines = Machines()
         self.durations = Durations()  # durations of transactions, one for all claims that joined it
@@ -165,7 +165,7 @@ class Claims:
         Unauthorized if the worker was banned while it waited.
         """
         _check(request)
-        self._renewals.saw(principal.worker_id)
+        self._renewals.note_alive(principal.worker_id)
         waiter = _waiter(principal, request)
         wait_s = max(0.0, min(request.wait_s, LONG_POLL_S_MAX)) * _spread(request.claim_id)
         until = self._clock.monotonic() + wait_s
@@ -200,18 +200,18 @@ class Claims:
         waiters = list(speaks.values())
         with self.durations.timed():
             served = await self._db.write(lambda conn: self._transact(conn, waiters, now))
-        self._shares.note(served.given)
+        self._shares.note(served.leased)
         answers: dict[str, Answer | Exception] = {**served.refusals, **served.shut_out}
         for claim_id, row in served.rows.items():
             self._renewals.hold(row)
             run, waiter = served.runs[row.run_id], speaks[claim_id]
             self.leases[run.spec.name] += claim_id in served.fresh
             audited = served.audits.get(row.id)
-            given = lease_message.lease(run, row, now, waiter.codecs)
+            lease = lease_message.lease(run, row, now, waiter.codecs)
             if audited is not None:
-                given = lease_message.audit(given, audited)
-            answers[claim_id] = given
-        self._line.looked(since, served.open, served.kept, took=bool(served.fresh))
+                lease = lease_message.audit(lease, audited)
+            answers[claim_id] = lease
+        self._line.looked(since, served.open, served.remaining, took=bool(served.fresh))
         if served.more:
             self._signals.deliver("queue")
         return [answers[waiter.claim_id] for waiter in asking]
@@ -231,8 +231,8 @@ class Claims:
         for run_id in {row.run_id for row in served.rows.values()}:
             spec = self.spec(conn, run_id)
             line = lines.get(run_id) or claim_rows.live_run(conn, run_id)
-            reached = Reached(line.global_step, line.tokens)
-            served.runs[run_id] = JobBase.of(spec, spec.plan, reached)
+            progress = RunProgress(line.global_step, line.tokens)
+            served.runs[run_id] = JobBase.of(spec, spec.plan, progress)
         served.audits = audits.works(
             conn, [row.id for row in served.rows.values() if row.kind == AUDIT]
         )
@@ -262,34 +262,35 @@ class Claims:
     ) -> None:
         specs = {line.id: self.spec(conn, line.id) for line in view.runs}
         offers = {(run.id, run.home): run for run in self._offers(conn, view, able, now)}
-        todo, able = matched(conn, view.todo, able)
-        busy = [(held.worker_id, held.device) for held in view.holdings if held.count]
-        self._machines.saw(able, busy, now)
+        todo, able = with_audits(conn, view.todo, able)
+        busy = [(holding.worker_id, holding.device) for holding in view.holdings if holding.count]
+        self._machines.note_asking(able, busy, now)
         outcome = dispatch(
             able,
             offers.values(),
-            Open(todo=todo, loads=view.loads, holdings=view.holdings),
+            OpenTasks(todo=todo, loads=view.loads, holdings=view.holdings),
             leases_max=self._terms.leases_max,
             bench=self._machines.bench(todo, now),
         )
-        self._machines.left(outcome.left, now)
+        self._machines.note_reserved(outcome.reserved, now)
         for one in outcome.assignments:
             run = offers[one.run_id, one.home]
-            served.given[one.run_id] += round(work_of(run, one.price_micro))
-            self._machines.gave(run, one.price_micro, able[one.waiter])
+            served.leased[one.run_id] += round(work_of(run, one.price_micro))
+            self._machines.note_assigned(run, one.price_micro, able[one.waiter])
         claim_rows.set_cursors(conn, outcome.moved)
-        wanted = [
-            _taken(one, able[one.waiter], specs[one.run_id], offers[one.run_id, one.home].seed)
+        items = [
+            _new_lease(one, able[one.waiter], specs[one.run_id], offers[one.run_id, one.home].seed)
             for one in outcome.assignments
         ]
-        for row, item in zip(leases.take(conn, wanted, now), wanted, strict=True):
+        for row, item in zip(leases.take(conn, items, now), items, strict=True):
             served.rows[item.waiter.claim_id] = row
             served.fresh.add(item.waiter.claim_id)
         states = _states(conn, outcome, able)
         for position, refusal in outcome.refusals.items():
             waiter = able[position]
             served.refusals[waiter.claim_id] = _explained(refusal, waiter, states)
-        served.more, served.open, served.kept = outcome.more, outcome.open, outcome.kept
+        served.more, served.open = outcome.more, outcome.open
+        served.remaining = outcome.remaining
 
     def _offers(
         self, conn: Connection, view: ClaimView, waiters: Sequence[Waiter], now: float
@@ -320,21 +321,21 @@ class Claims:
         self._learn(conn, [w for w in waiters if not self._is_known(w, now)], rights, now)
         able: list[Waiter] = []
         for waiter in waiters:
-            known = self._known.get(waiter.worker_id, _Known())
-            if known.able.devices and waiter.device not in known.able.devices:
+            facts = self._workers.get(waiter.worker_id, _WorkerFacts())
+            if facts.able.devices and waiter.device not in facts.able.devices:
                 served.refusals[waiter.claim_id] = Refusal(
                     reason=Reason.NO_FIT,
                     message=f"{waiter.device} is no device that this machine has registered",
                 )
             else:
-                able.append(_limited(waiter, rights.get(waiter.worker_id), known, now))
+                able.append(_limited(waiter, rights.get(waiter.worker_id), facts, now))
         return able
 
     def _is_known(self, waiter: Waiter, now: float) -> bool:
-        known = self._known.get(waiter.worker_id)
-        if known is None or known.until < now:
+        facts = self._workers.get(waiter.worker_id)
+        if facts is None or facts.until < now:
             return False
-        return not known.able.devices or waiter.device in known.able.devices
+        return not facts.able.devices or waiter.device in facts.able.devices
 
     def _learn(
         self,
@@ -346,13 +347,13 @@ class Claims:
         """Read the registrations of machines and, for uninvited ones, their measured speed."""
         if not waiters:
             return
-        if len(self._known) > WORKERS_MAX:
-            self._known.clear()
-        found = claim_rows.abilities(conn, {waiter.worker_id for waiter in waiters})
-        for worker, able in found.items():
+        if len(self._workers) > WORKERS_MAX:
+            self._workers.clear()
+        abilities = claim_rows.abilities(conn, {waiter.worker_id for waiter in waiters})
+        for worker, able in abilities.items():
             vouched = worker not in rights or rights[worker].invited
             paces = {} if vouched else claim_rows.past_speeds(conn, worker)
-            self._known[worker] = _Known(now + ABLE_S, able, paces)
+            self._workers[worker] = _WorkerFacts(now + ABLE_S, able, paces)
 
     def spec(self, conn: Connection, run_id: int) -> Spec:
         """Return the part of a run that changes only if the organiser extends it, cached."""
@@ -428,55 +429,56 @@ def _entitled(
     """Return the waiters that may have work now; store the refusals of the others in `served`."""
     entitled: list[Waiter] = []
     for waiter in waiters:
-        has = rights.get(waiter.worker_id)
-        if has is not None and (has.banned or has.revoked):
-            error = Unauthorized(codes.REVOKED) if has.revoked else Banned(codes.BANNED)
+        account = rights.get(waiter.worker_id)
+        if account is not None and (account.banned or account.revoked):
+            error = Unauthorized(codes.REVOKED) if account.revoked else Banned(codes.BANNED)
             served.shut_out[waiter.claim_id] = error
-        elif has is not None and (why := _no_right(has, now, contact)) is not None:
-            served.refusals[waiter.claim_id] = why
+        elif account is not None and (refusal := _no_right(account, now, contact)) is not None:
+            served.refusals[waiter.claim_id] = refusal
         else:
             entitled.append(waiter)
     return entitled
 
 
-def _no_right(has: Rights, now: float, contact: str) -> Refusal | None:
-    if has.standing == "suspended":
-        why = suspension.explained(has.suspended_reason or "a check failed", contact)
+def _no_right(account: Rights, now: float, contact: str) -> Refusal | None:
+    if account.standing == "suspended":
+        why = suspension.explained(account.suspended_reason or "a check failed", contact)
         message = f"this account is suspended: {why}"
         return Refusal(reason=Reason.BANNED, message=message, retry_after_s=SUSPENDED_S)
-    if has.rest_until > now:
-        left_s = has.rest_until - now
+    if account.rest_until > now:
+        left_s = account.rest_until - now
         message = (
-            f"the last {counted(has.unproven, 'check')} of this account's work proved nothing: it "
+            f"the last {counted(account.unproven, 'check')} of this account's work proved nothing: it "
             f"gets work again in {left_s:.0f} s"
         )
         return Refusal(reason=Reason.IN_FLIGHT, message=message, retry_after_s=min(left_s, 300.0))
     return None
 
 
-def _limited(waiter: Waiter, has: Rights | None, known: _Known, now: float) -> Waiter:
+def _limited(waiter: Waiter, account: Rights | None, facts: _WorkerFacts, now: float) -> Waiter:
     """Return the waiter with its machine's abilities and its account's limits."""
-    vouched = has is None or has.invited
-    paces = {run: pace for (device, run), pace in known.paces.items() if device == waiter.device}
+    vouched = account is None or account.invited
+    paces = {run: pace for (device, run), pace in facts.paces.items() if device == waiter.device}
+    rests = {} if account is None else account.rests
     return msgspec.structs.replace(
         waiter,
-        workloads=known.able.workloads,
+        workloads=facts.able.workloads,
         vouched=vouched,
         step_s={} if vouched else paces,
-        rests={} if has is None else {run: at - now for run, at in has.rests.items() if at > now},
-        leases_max=PROBATION_LEASES if has is not None and has.standing != "vetted" else 0,
+        rests={run: at - now for run, at in rests.items() if at > now},
+        leases_max=PROBATION_LEASES if account and account.standing != "vetted" else 0,
     )
 
 
-def _taken(one: Assignment, waiter: Waiter, spec: Spec, seed: int) -> NewLease:
+def _new_lease(assignment: Assignment, waiter: Waiter, spec: Spec, seed: int) -> NewLease:
     plan = spec.plan
     parts = plan.gradient_every if plan.update == "gradient" else 0
     return NewLease(
-        assignment=one,
+        assignment=assignment,
         waiter=waiter,
         kind=spec.kind,
         update_kind=plan.update,
-        part_steps=0 if one.beside else parts,
+        part_steps=0 if assignment.beside else parts,
         batch_size=spec.batch_size,
         options=spec.options,
         run_seed=seed,
@@ -525,7 +527,7 @@ def _idle(refusal: Refusal) -> IdleReply:
     )
 
 
-def matched(
+def with_audits(
     conn: Connection, todo: Sequence[Todo], waiters: Sequence[Waiter]
 ) -> tuple[list[Todo], list[Waiter]]:
     """Add the terms of audits to the tasks, and to the waiters their qualification as auditors.
@@ -535,16 +537,16 @@ def matched(
     able = {waiter.volunteer_id for waiter in waiters if waiter.audits}
     if not ids or not able:
         return list(todo), list(waiters)
-    terms, known = audits.waiting(conn, ids), audits.auditors(conn, able)
+    terms, auditors = audits.waiting(conn, ids), audits.auditors(conn, able)
     tasks = [msgspec.structs.replace(task, audit=terms.get(task.id)) for task in todo]
-    return tasks, [_able(waiter, known) for waiter in waiters]
+    return tasks, [_with_auditor(waiter, auditors) for waiter in waiters]
 
 
-def _able(waiter: Waiter, known: dict[str, tuple[AccountMarks, int, int]]) -> Waiter:
-    found = known.get(waiter.volunteer_id)
-    if found is None or not waiter.audits:
+def _with_auditor(waiter: Waiter, auditors: dict[str, tuple[AccountMarks, int, int]]) -> Waiter:
+    account = auditors.get(waiter.volunteer_id)
+    if account is None or not waiter.audits:
         return waiter
-    person, accepted_micro, audited_micro = found
+    person, accepted_micro, audited_micro = account
     auditor = Auditor(
         person=person,
         kind=device_kind(waiter.device),

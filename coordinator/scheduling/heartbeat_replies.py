@@ -118,12 +118,12 @@ class Heartbeats:
         """
         return self._told.get(principal.worker_id, 0)
 
-    def told(self, principal: Principal, until: int) -> None:
+    def record_told(self, principal: Principal, until: int) -> None:
         """Record that a reply contains the verdicts up to a number."""
         _remember(self._told, principal.worker_id, until)
 
     def news(self, conn: Connection, principal: Principal, since: int) -> VerdictNews:
-        """Return a worker's verdicts and its owner's balances; call `sent` once they are sent."""
+        """Return a worker's verdicts and its owner's balances; call `record_sent` then."""
         recent_at = self._clock.now() - verdicts.RECENT_S
         worker = principal.worker_id
         sent = Counter(self._sent.get(worker))
@@ -137,7 +137,7 @@ class Heartbeats:
             sent=sent,
         )
 
-    def sent(self, principal: Principal, news: VerdictNews) -> None:
+    def record_sent(self, principal: Principal, news: VerdictNews) -> None:
         """Record that a reply contains these verdicts."""
         _remember(self._sent, principal.worker_id, news.sent)
 

@@ -14,12 +14,12 @@ from coordinator.plan.plan import plan as read_plan
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules import run_file
 from coordinator.rules.audits import AUDIT
-from coordinator.rules.codec_choice import agreed
+from coordinator.rules.codec_choice import choose_codec
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import (
-    Reached,
     Run,
     RunPace,
+    RunProgress,
     episodes_bytes_max,
     home_seed,
     memory_bytes,
@@ -65,7 +65,7 @@ DATA = "data"  # option of a task outside the pass: the manifest of its data
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a run that never change."""
+    """Fields of a run that change only if the organiser extends it."""
 
     id: int
     name: str
@@ -100,7 +100,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the batch size of a pass's tasks: samples in a step, or 1 for games."""
         return self.file.task.batch_size if self.pacing is None else 1
 
-    def total_steps(self, progress: Reached) -> int:
+    def total_steps(self, progress: RunProgress) -> int:
         """Return the expected total of global steps, extrapolated from `progress`; 0 = unknown."""
         return total_steps(self.file, self.plan, sum(self.counts), self.sample_size, progress)
 
@@ -117,11 +117,11 @@ class JobBase(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def at(cls, spec: Spec, base: VersionRow) -> JobBase:
         """Return the common part of the jobs from a version."""
-        progress = Reached(base.global_step, base.tokens)
+        progress = RunProgress(base.global_step, base.tokens)
         return cls.of(spec, spec.plan, progress)
 
     @classmethod
-    def of(cls, spec: Spec, plan: Plan, progress: Reached) -> JobBase:
+    def of(cls, spec: Spec, plan: Plan, progress: RunProgress) -> JobBase:
         """Return the common part of the jobs at this progress, under the plan in force."""
         whole = spec.total_steps(progress)
         train = spec.file.train
@@ -143,9 +143,9 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
     """Return the part of a run that changes only if it is extended. Raises NotFound."""
     row = runs.by_id(conn, run_id)
     file = run_file.decode(row.file)
-    named = datasets.by_id(conn, row.dataset_id).name if row.dataset_id is not None else ""
-    here = load(row.workload) if row.workload in installed() else None
-    experience = here.experience if here else None
+    dataset = datasets.by_id(conn, row.dataset_id).name if row.dataset_id is not None else ""
+    workload = load(row.workload) if row.workload in installed() else None
+    experience = workload.experience if workload else None
     return Spec(
         id=row.id,
         name=row.name,
@@ -156,11 +156,11 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
         price_micro=row.price_micro,
         parameters=row.parameters,
         sample_size=row.sample_size,
-        fixed_bytes=here.fixed_bytes(file.model) if here else 0,
-        streamed_bytes=here.streamed_bytes(file.model) if here else 0,
-        libraries=tuple(here.libraries(file.model)) if here else (),
+        fixed_bytes=workload.fixed_bytes(file.model) if workload else 0,
+        streamed_bytes=workload.streamed_bytes(file.model) if workload else 0,
+        libraries=tuple(workload.libraries(file.model)) if workload else (),
         counts=decode(row.samples_per_chunk, tuple[int, ...]),
-        dataset=named,
+        dataset=dataset,
         file=file,
         plan=read_plan(file.plan),
         options=msgspec.json.encode(file.task.options).decode(),
@@ -223,15 +223,17 @@ def at_homes(
     offers = []
     for worker in workers:
         row = rows.get((run.id, worker))
-        place = (0, 0, 0) if row is None else (row.pass_no, row.cursor, row.samples)
+        pass_no, cursor, samples = (
+            (0, 0, 0) if row is None else (row.pass_no, row.cursor, row.samples)
+        )
         offers.append(
             msgspec.structs.replace(
                 run,
                 home=worker,
                 seed=home_seed(run.seed, worker),
-                pass_no=place[0],
-                cursor=place[1],
-                samples_total=place[2],
+                pass_no=pass_no,
+                cursor=cursor,
+                samples_total=samples,
             )
         )
     return offers
@@ -266,7 +268,7 @@ def lease(
         finish_by=task.finish_by or now,
         in_step=not plan.overlap,
         grant=Grant(
-            codec=agreed(plan.codec, codecs) or plan.codec,
+            codec=choose_codec(plan.codec, codecs) or plan.codec,
             bytes_max=granted,
             parts=parts_of(task.steps, task.part_steps),
         ),
@@ -281,11 +283,11 @@ def lease(
     )
 
 
-def audit(of: Lease, work: AuditLease) -> Lease:
-    """Return the lease `of` an audit with the job to audit; the answer is sums of its result."""
-    grant = msgspec.structs.replace(of.grant, codec="float32", bytes_max=AUDIT_BYTES, parts=1)
+def audit(lease: Lease, work: AuditLease) -> Lease:
+    """Return the lease of an audit with the job to audit; the answer is sums of its result."""
+    grant = msgspec.structs.replace(lease.grant, codec="float32", bytes_max=AUDIT_BYTES, parts=1)
     return msgspec.structs.replace(
-        of,
+        lease,
         job=work.job,
         chunks=work.chunks,
         data=work.data,

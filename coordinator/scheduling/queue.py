@@ -200,7 +200,7 @@ class Queue:
                 del self._failed_lately[next(iter(self._failed_lately))]
         self.released["failed" if request.failed else "given back"] += 1
         self.renewals.drop(task_id)
-        self.renewals.saw(principal.worker_id)
+        self.renewals.note_alive(principal.worker_id)
         self._signals.notify("queue")
 
     def _failures(self, key: tuple[str, int], now: float) -> int:

@@ -68,7 +68,7 @@ class Renewals:
         """Remove an ended lease."""
         self._held.pop(task_id, None)
 
-    def saw(self, worker_id: str) -> None:
+    def note_alive(self, worker_id: str) -> None:
         """Record that a worker is alive."""
         sign = self._signs.get(worker_id, LifeSign(worker_id=worker_id, at=0.0))
         self._signs[worker_id] = msgspec.structs.replace(sign, at=self._clock.now())

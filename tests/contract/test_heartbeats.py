@@ -224,9 +224,9 @@ async def test_a_machine_keeps_the_readings_of_its_last_beat_alone(house: Virtua
     )
     beat = HeartbeatRequest(tasks=(one, other), celsius=71.5)
     await house.queue.renewals.beat(house.a, beat)
-    house.queue.renewals.saw(house.a.worker_id)  # a claim beside it
+    house.queue.renewals.note_alive(house.a.worker_id)  # a claim beside it
     assert await readings() == (2.5, 71.5)
-    house.queue.renewals.saw(house.a.worker_id)
+    house.queue.renewals.note_alive(house.a.worker_id)
     assert await readings() == (2.5, 71.5)
     await house.queue.renewals.beat(house.a, HeartbeatRequest())
     assert await readings() == (None, None)

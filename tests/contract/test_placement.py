@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from coordinator.accounts.accounts import Principal
 from coordinator.database import tasks
 from coordinator.database.engine.open_database import Database
-from coordinator.rules.placement import THERE_S
+from coordinator.rules.placement import PRESENT_S
 from shared.protocol.base import Reason
 from tests.support.run_rows import add_run, add_worker, claim
 from tests.support.virtual_queue import VirtualQueue, virtual_queue
@@ -73,7 +73,7 @@ async def test_the_slow_machine_learns_where_no_fast_one_is_there(house: Virtual
     assert await kind(house, house.a, step_flops=SLOW) == "learn"
     assert await kind(house, house.b, step_flops=FAST) == "selfplay"
     await add_learn_task(house)
-    await house.clock.advance(THERE_S + 1)  # the fast one has not asked since
+    await house.clock.advance(PRESENT_S + 1)  # the fast one has not asked since
     assert await kind(house, house.a, step_flops=SLOW) == "learn"
 
 

@@ -217,7 +217,7 @@ async def test_ages_in_the_words_are_of_now(tmp_path: Path, database_url: str) -
         began = now()
         for after in (300.0, 900.0, 3600.0, DAY_S, 2 * DAY_S - 300.0, 2 * DAY_S):
             await home.clock.advance(began + after - now())
-            c.renewals.saw(mia.worker_id)
+            c.renewals.note_alive(mia.worker_id)
             await c.renewals.flush()
             await c.alerts.look()
             texts |= {each.message for each in await c.alerts.list()}

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from coordinator.checking.redo import _alike
+from coordinator.checking.redo import _parameter_likeness
 from coordinator.rules.checks import Redone
 from coordinator.rules.likeness import difference as apart
 from coordinator.rules.likeness import raw_difference
@@ -126,14 +126,14 @@ def sent(
         chosen.decode(files[0], about.schema) as own,
         chosen.decode(files[1], about.schema) as theirs,
     ):
-        beside = _alike(own, theirs, about.schema)
-        rounded = _alike(one, own, about.schema)
+        beside = _parameter_likeness(own, theirs, about.schema)
+        rounded = _parameter_likeness(one, own, about.schema)
     redone = Redone(
         cosine=beside.cosine,
         norm_ratio=beside.norm_ratio,
         rounding=apart(rounded.cosine, rounded.norm_ratio),
     )
-    raw = _alike(one, other, about.schema)
+    raw = _parameter_likeness(one, other, about.schema)
     return apart(raw.cosine, raw.norm_ratio), raw_difference(redone)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.rules.dispatch import DispatchResult, Holding, Load, Open, dispatch
+from coordinator.rules.dispatch import DispatchResult, Holding, Load, OpenTasks, dispatch
 from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.placement import NOBODY, DeviceBench
 from coordinator.rules.run_file import TaskSettings
@@ -64,7 +64,7 @@ def ask(
     return dispatch(
         waiters,
         runs,
-        Open(todo=back, loads=loads, holdings=holdings or []),
+        OpenTasks(todo=back, loads=loads, holdings=holdings or []),
         leases_max=leases_max,
         bench=bench,
     )

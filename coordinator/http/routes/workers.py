@@ -194,7 +194,7 @@ async def submit(call: Call[SubmitRequest]) -> SubmitReply:
     if verdict.state in UNDECIDED:  # only a verdict is sent with the account and other new verdicts
         me, news = None, ()
     elif new:
-        coordinator.heartbeats.told(principal, new[-1][0])
+        coordinator.heartbeats.record_told(principal, new[-1][0])
     fields = {name: getattr(verdict, name) for name in Verdict.__struct_fields__}
     return SubmitReply(**fields, me=me, news=news)
 
@@ -210,7 +210,7 @@ async def heartbeat(call: Call[HeartbeatRequest]) -> HeartbeatReply:
     me, verdict_news = await coordinator.volunteers.me_with(
         principal, lambda conn, _: coordinator.heartbeats.news(conn, principal, since)
     )
-    coordinator.heartbeats.sent(principal, verdict_news)
+    coordinator.heartbeats.record_sent(principal, verdict_news)
     return msgspec.structs.replace(
         reply,
         next_s=MORE_S if verdict_news.until < reply.news_until else reply.next_s,

@@ -190,7 +190,7 @@ async def test_a_run_without_a_version_is_stalled_but_not_one_that_was_resumed(
         heard = list(await alerts.look())
         for _ in range(61):
             await home.clock.advance(60.0)
-            home.coordinator.renewals.saw(mia.worker_id)
+            home.coordinator.renewals.note_alive(mia.worker_id)
             await home.coordinator.renewals.flush()
             heard += await alerts.look()
         assert told(heard) == [("standstill", run, "on")]
@@ -210,7 +210,7 @@ async def test_the_monitor_and_the_alerts_find_a_stalled_run_at_the_same_time(
         for _ in range(12):
             await home.clock.advance(60.0)
             await db.write(lambda conn: replicas.beat(conn, "this", ReplicaFigures(), now()))
-            coordinator.renewals.saw(mia.worker_id)
+            coordinator.renewals.note_alive(mia.worker_id)
             await coordinator.renewals.flush()
             said = told(await coordinator.alerts.look()) == [("standstill", run, "on")]
             troubles = (await coordinator.overviews.get()).troubles

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Connection, Select, select, update
 
 from coordinator.accounts.suspension import suspend
-from coordinator.checking.audits import Audits, _own
+from coordinator.checking.audits import Audits, _sums_of_update
 from coordinator.checking.recompute import Recomputes
 from coordinator.checking.redo import redo
 from coordinator.compute import Compute
@@ -172,7 +172,7 @@ async def sums_of_the_update(home: LocalCoordinator, lease: Lease) -> bytes:
     row = await update_of(home)
     path = await home.coordinator.blobs.local(row.sha256)
     run = await home.coordinator.db.read(lambda conn: runs.by_name(conn, lease.run))
-    return _own(path, definition(run).schema, row.codec, lease.audit.seed)
+    return _sums_of_update(path, definition(run).schema, row.codec, lease.audit.seed)
 
 
 async def answer(home: LocalCoordinator, worker: Worker, lease: Lease, sums: bytes) -> None:
@@ -399,7 +399,7 @@ async def test_audits_survive_a_kill_of_either_side(
     """The auditor is killed with its lease in hand, the server between the answer and its
     verdict.
     """
-    compared, died = Audits._compared, asyncio.Event()
+    compared, died = Audits._compare, asyncio.Event()
 
     async def dies(self: Audits, *work: Any) -> Any:
         if not died.is_set():
@@ -407,7 +407,7 @@ async def test_audits_survive_a_kill_of_either_side(
             raise Unavailable("killed")
         return await compared(self, *work)
 
-    monkeypatch.setattr(Audits, "_compared", dies)
+    monkeypatch.setattr(Audits, "_compare", dies)
     monkeypatch.setattr(rules, "confirmed_chance", lambda freed, stake: 0.0)
     async with done(tmp_path, database_url) as (home, bob, _):
         async with bob.working(max_tasks=1) as process:

@@ -100,7 +100,7 @@ class Replays:
     async def _update(self, number: int, work: str, path: Path) -> tuple[str, list[str]]:
         def read(conn: Connection) -> tuple[ContributionRow, Case]:
             row = contributions.by_id(conn, number)
-            return row, Case.again(conn, work, runs.by_id(conn, row.run_id))
+            return row, Case.from_stored(conn, work, runs.by_id(conn, row.run_id))
 
         row, case = await self._db.read(read)
         weights, data = await self._blobs.local(case.base_sha256), await case.data(self._blobs)

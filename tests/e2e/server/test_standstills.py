@@ -103,7 +103,7 @@ class Scene:
             figures = ReplicaFigures(where="http://this", closed=coordinator.space.why)
             await self.write(partial(replicas.beat, replica_id="this", figures=figures, now=now()))
             for machine in self.machines:
-                coordinator.renewals.saw(machine.worker_id)
+                coordinator.renewals.note_alive(machine.worker_id)
             await coordinator.renewals.flush()
 
     async def surfaces(self) -> dict[str, str]:

@@ -74,7 +74,7 @@ async def run_row(home: LocalCoordinator) -> RunRow:
 async def judged(home: LocalCoordinator, row: RecomputeRow, redone: Redone) -> RecomputeRow:
     """Let a recompute of this server have these figures."""
     run = await run_row(home)
-    case = await home.coordinator.db.read(lambda conn: Case.again(conn, row.work, run))
+    case = await home.coordinator.db.read(lambda conn: Case.from_stored(conn, row.work, run))
     here = ComputeDevice(kind=HERE)
     await home.coordinator.recomputes.judge(row, case, redone, here, 1.0)
     return next(each for each in await orders(home) if each.contribution_id == row.contribution_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.plan.plan import plan
-from coordinator.rules.codec_choice import agreed, grantable
+from coordinator.rules.codec_choice import choose_codec, grantable
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from coordinator.rules.codec_choice import agreed, grantable
 def test_the_best_codec_that_both_speak_is_agreed_on(
     wanted: str, spoken: set[str], found: str
 ) -> None:
-    assert agreed(wanted, spoken) == found
+    assert choose_codec(wanted, spoken) == found
 
 
 def test_an_upload_may_be_in_any_codec_that_a_lease_may_have_named() -> None:

@@ -12,13 +12,13 @@ from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.placement import (
     MACHINES_MAX,
     PATIENCE_S,
-    THERE_S,
+    PRESENT_S,
     WORTH_WAITING,
     DeviceBench,
     Machines,
     PeerDevice,
     Placement,
-    took_s,
+    task_s,
 )
 from coordinator.rules.sizing import Run
 from shared.protocol.base import Reason
@@ -46,14 +46,14 @@ def learn(id: int = 7, work_s: float = 100.0, **values: Any) -> Todo:
 
 def bench(*peers: tuple[Waiter, float], left_s: float = 0.0) -> DeviceBench:
     found = tuple(PeerDevice(waiter=who, free_s=free_s) for who, free_s in peers)
-    return DeviceBench(peers=found, left_s={7: left_s} if left_s else {})
+    return DeviceBench(peers=found, reserved_s={7: left_s} if left_s else {})
 
 
 def test_a_slow_machine_plays_on_and_the_fast_one_learns_whoever_asks_first() -> None:
     slow, fast = waiter(1, flops=SLOW), waiter(2, flops=FAST)
     outcome = ask([slow, fast], [games()], [learn()], bench=bench((slow, 0.0), (fast, 0.0)))
     assert {a.waiter: a.task_id for a in outcome.assignments} == {0: None, 1: 7}
-    assert outcome.left == {7}
+    assert outcome.reserved == {7}
 
 
 def test_it_is_left_to_a_fast_machine_that_is_busy_unless_that_takes_too_long() -> None:
@@ -66,12 +66,12 @@ def test_it_is_left_to_a_fast_machine_that_is_busy_unless_that_takes_too_long() 
 
 def test_the_time_of_a_task_is_that_of_its_work_and_unknown_without_a_speed() -> None:
     run = games()
-    assert took_s(run, 100, 1e9) == 2.0  # one step, a benchmark being twice too good
-    assert took_s(run, 50, 4e9) == 0.25
-    assert took_s(run, 100, 0.0) == 0.0
-    assert took_s(run, 100, 0.5) == 4e9
-    assert took_s(msgspec.structs.replace(run, step_flops=0.0), 100, 1e9) == 0.0
-    assert took_s(msgspec.structs.replace(run, step_flops=0.5), 100, 1.0) == 1.0
+    assert task_s(run, 100, 1e9) == 2.0  # one step, a benchmark being twice too good
+    assert task_s(run, 50, 4e9) == 0.25
+    assert task_s(run, 100, 0.0) == 0.0
+    assert task_s(run, 100, 0.5) == 4e9
+    assert task_s(msgspec.structs.replace(run, step_flops=0.0), 100, 1e9) == 0.0
+    assert task_s(msgspec.structs.replace(run, step_flops=0.5), 100, 1.0) == 1.0
 
 
 def test_a_task_is_left_for_an_end_in_less_than_half_the_time_and_for_no_other() -> None:
@@ -81,7 +81,7 @@ def test_a_task_is_left_for_an_end_in_less_than_half_the_time_and_for_no_other()
     def left(slow_s: float, fast_s: float) -> bool:
         placement = Placement(bench((slow, slow_s), (fast, fast_s)))
         found = placement.leaves(run, task, slow)
-        assert placement.left == ({7} if found else set())
+        assert placement.reserved == ({7} if found else set())
         return found
 
     assert [left(0.0, fast_s) for fast_s in (43.7, 43.75, 44.0)] == [True, False, False]
@@ -147,44 +147,44 @@ def test_a_fast_machine_takes_one_and_the_slow_one_the_other_when_that_is_sooner
 def test_who_asked_no_more_is_forgotten() -> None:
     known = Machines()
     slow, fast = waiter(1, flops=SLOW), waiter(2, flops=FAST)
-    known.saw([slow, fast], [], 100.0)
-    known.gave(games(), 16 * 5 * 100, fast)  # ten seconds of work at its speed
+    known.note_asking([slow, fast], [], 100.0)
+    known.note_assigned(games(), 16 * 5 * 100, fast)  # ten seconds of work at its speed
     peers = {p.waiter.worker_id: p.free_s for p in known.bench([learn()], 104.0).peers}
     assert peers == {"worker-1": 0.0, "worker-2": 6.0}
-    later = known.bench([learn()], 100.0 + THERE_S + 5.0).peers
+    later = known.bench([learn()], 100.0 + PRESENT_S + 5.0).peers
     assert [p.waiter.worker_id for p in later] == ["worker-2"]
     assert not known.bench([learn()], 200.0).peers
-    known.saw([fast], [], 200.0)  # it is done sooner than was thought
+    known.note_asking([fast], [], 200.0)  # it is done sooner than was thought
     assert known.bench([learn()], 201.0).peers[0].free_s == 0.0
     assert known.bench([], 201.0) == DeviceBench()  # nothing waits: nobody is looked at
 
 
 def test_a_device_that_still_works_is_busy_for_as_long_as_was_thought() -> None:
     known, fast = Machines(), waiter(2, flops=FAST)
-    known.saw([fast], [], 100.0)
-    known.gave(games(), 16 * 5 * 100, fast)  # ten seconds of work at its speed
-    known.gave(games(), 16 * 5 * 100, waiter(3, flops=FAST))  # one that never asked
-    known.saw([fast], [("worker-2", "cpu")], 104.0)
+    known.note_asking([fast], [], 100.0)
+    known.note_assigned(games(), 16 * 5 * 100, fast)  # ten seconds of work at its speed
+    known.note_assigned(games(), 16 * 5 * 100, waiter(3, flops=FAST))  # one that never asked
+    known.note_asking([fast], [("worker-2", "cpu")], 104.0)
     assert [p.free_s for p in known.bench([learn()], 104.0).peers] == [6.0]
-    known.saw([fast], [("worker-2", "cuda:0")], 104.0)
+    known.note_asking([fast], [("worker-2", "cuda:0")], 104.0)
     assert [p.free_s for p in known.bench([learn()], 104.0).peers] == [0.0]
     new = waiter(4, flops=FAST)
-    known.saw([new], [("worker-4", "cpu")], 104.0)  # of which nothing is known
+    known.note_asking([new], [("worker-4", "cpu")], 104.0)  # of which nothing is known
     assert [p.free_s for p in known.bench([learn()], 104.0).peers] == [0.0, 0.0]
 
 
 def test_a_device_is_there_until_it_should_have_asked_again() -> None:
     known = Machines()
-    known.saw([waiter(1, flops=SLOW)], [], 100.0)
-    assert len(known.bench([learn()], 100.0 + THERE_S).peers) == 1
-    assert not known.bench([learn()], 100.1 + THERE_S).peers
+    known.note_asking([waiter(1, flops=SLOW)], [], 100.0)
+    assert len(known.bench([learn()], 100.0 + PRESENT_S).peers) == 1
+    assert not known.bench([learn()], 100.1 + PRESENT_S).peers
 
 
 def test_the_devices_that_asked_longest_ago_are_forgotten() -> None:
     known = Machines()
-    known.saw([waiter(n, flops=SLOW) for n in range(MACHINES_MAX)], [], 100.0)
+    known.note_asking([waiter(n, flops=SLOW) for n in range(MACHINES_MAX)], [], 100.0)
     assert len(known.bench([learn()], 100.0).peers) == MACHINES_MAX
-    known.saw([waiter(0, flops=SLOW), waiter(-1, flops=SLOW)], [], 100.0)
+    known.note_asking([waiter(0, flops=SLOW), waiter(-1, flops=SLOW)], [], 100.0)
     found = {peer.waiter.worker_id for peer in known.bench([learn()], 100.0).peers}
     assert len(found) == MACHINES_MAX
     assert "worker-1" not in found
@@ -193,11 +193,11 @@ def test_the_devices_that_asked_longest_ago_are_forgotten() -> None:
 
 def test_since_when_a_task_is_left_to_others_is_remembered_while_it_waits() -> None:
     known = Machines()
-    known.left([7, 8], 100.0)
-    known.left([7], 130.0)  # again: it counts from the first time
-    assert known.bench([learn(7), learn(8), learn(9)], 150.0).left_s == {7: 50.0, 8: 50.0}
-    assert known.bench([learn(8)], 160.0).left_s == {8: 60.0}
-    assert known.bench([learn(7), learn(8)], 160.0).left_s == {8: 60.0}  # 7 had gone
+    known.note_reserved([7, 8], 100.0)
+    known.note_reserved([7], 130.0)  # again: it counts from the first time
+    assert known.bench([learn(7), learn(8), learn(9)], 150.0).reserved_s == {7: 50.0, 8: 50.0}
+    assert known.bench([learn(8)], 160.0).reserved_s == {8: 60.0}
+    assert known.bench([learn(7), learn(8)], 160.0).reserved_s == {8: 60.0}  # 7 had gone
 
 
 speeds = st.floats(1e8, 1e11)
@@ -219,14 +219,14 @@ def test_a_task_ends_within_a_factor_of_the_soonest_and_never_stands_still(
         (free, waiter(n, flops=speed))
         for n, (speed, free) in enumerate(zip(flops, free_s, strict=False))
     ]
-    best_s = min(free + took_s(run, task.price_micro, who.flops) for free, who in peers)
+    best_s = min(free + task_s(run, task.price_micro, who.flops) for free, who in peers)
     left_at: float | None = None
     for now, who in sorted(peers, key=lambda peer: peer[0]):
         others = [(peer, max(0.0, free - now)) for free, peer in peers]
         left_s = 0.0 if left_at is None else now - left_at
         found = ask([who], [run], [task], bench=bench(*others, left_s=left_s))
         if found.assignments[0].task_id == task.id:
-            end_s = now + took_s(run, task.price_micro, who.flops)
+            end_s = now + task_s(run, task.price_micro, who.flops)
             assert end_s <= WORTH_WAITING * best_s + 1e-6
             return
         left_at = now if left_at is None else left_at
