@@ -70,7 +70,8 @@ from coordinator.traffic import TrafficCounter
 from coordinator.upkeep.alerts import Alerts
 from coordinator.upkeep.full_check import Checks
 from coordinator.upkeep.losses import Losses
-from coordinator.upkeep.overview_cache import Beats, Overviews
+from coordinator.upkeep.overview_cache import Overviews
+from coordinator.upkeep.replica_beats import Beats
 from coordinator.upkeep.store_mark import StoreMarks, stored_mark
 from coordinator.upkeep.upkeep import Upkeep
 from shared.clock import Clock, SystemClock, pause

@@ -134,17 +134,17 @@ class Volunteers:
             network=networks.network(address),
             network_most=settings.constants.accounts_per_network,
         )
-        proves = settings.open and not request.code
-        if proves:
-            await self._prove(request)
+        needs_proof = settings.open and not request.code
+        if needs_proof:
+            await self._check_proof(request)
         registered = await self._db.write(
             lambda conn: registration.register(conn, request, admission, now)
         )
-        if proves and registered.created:
+        if needs_proof and registered.created:
             self._entrance.use(request)
         return registered
 
-    async def _prove(self, request: RegisterRequest) -> None:
+    async def _check_proof(self, request: RegisterRequest) -> None:
         """Check the proof of work of a new worker. Raises Forbidden, BadRequest."""
         try:
             self._entrance.check(request)
@@ -185,7 +185,9 @@ class Volunteers:
         self._tokens.forget(worker)
 
     async def set_public(self, principal: Principal, public: bool) -> None:
-        """Show the nickname to others, or hide it; this process does so at once."""
+        """Show the nickname to others, or hide it: at once in this process, in others once their
+        leaderboard is computed anew.
+        """
         who = principal.volunteer_id
         await self._db.write(lambda conn: store.set_volunteer(conn, who, public=public))
         self._board.show(who, public)
@@ -274,11 +276,13 @@ class Volunteers:
     ) -> list[tuple[Me, Any] | Exception]:
         """Return the views of several accounts, each with the result of its `also`, or an error."""
         now = self._clock.now()
-        looks = {question.who: question for question in questions}
-        rows = statistics.account_rows(conn, {w: (e.day, e.old.event) for w, e in looks.items()})
-        new = statistics.since_verdicts(conn, {w: e.old.verdict for w, e in looks.items()})
-        machines = statistics.machines(conn, looks, now)
-        proving = _proving(conn, [*looks], now)
+        by_account = {question.who: question for question in questions}
+        since = {who: (asked.day, asked.old.event) for who, asked in by_account.items()}
+        rows = statistics.account_rows(conn, since)
+        counted_to = {who: asked.old.verdict for who, asked in by_account.items()}
+        new = statistics.since_verdicts(conn, counted_to)
+        machines = statistics.machines(conn, by_account, now)
+        proving = _proving(conn, [*by_account], now)
         after = {
             question.worker: question.since for question in questions if question.since is not None
         }
@@ -288,19 +292,19 @@ class Volunteers:
             if (account := rows.get(who)) is None:
                 answers.append(_gone())
                 continue
-            row, has, old = account.volunteer, account.balances, looks[who].old
+            row, balances, old = account.volunteer, account.balances, by_account[who].old
             done = statistics.add_totals(old.work, new[who].work)
             me = Me(
                 volunteer_id=who,
                 nickname=row.nickname,
                 public=row.public,
                 state="active" if row.state == "active" else "banned",
-                earned_micro=has.total_micro,
-                pending_micro=has.pending_micro,
-                spent_micro=has.spent_micro,
-                escrow_micro=has.escrow_micro,
-                debt_micro=has.debt_micro,
-                held_micro=has.held_micro,
+                earned_micro=balances.total_micro,
+                pending_micro=balances.pending_micro,
+                spent_micro=balances.spent_micro,
+                escrow_micro=balances.escrow_micro,
+                debt_micro=balances.debt_micro,
+                held_micro=balances.held_micro,
                 accepted=done.accepted,
                 merged=done.merged,
                 device_s=done.device_s,
@@ -449,7 +453,7 @@ class Volunteers:
             if row.state == "forgotten":
                 raise Forbidden("this account was forgotten: it cannot be renamed")
             if not store.rename(conn, row.id, name, key):
-                raise registration.taken(conn, name)
+                raise registration.taken_name_error(conn, name)
             record.append(conn, "organiser", "volunteer.rename", row.id, "", now)
             return name
 
@@ -492,9 +496,9 @@ class Volunteers:
         """Write a change that every process must notice at once."""
 
         def stamped(conn: Connection) -> T:
-            done = change(conn)
-            authentication.changed(conn)
-            return done
+            result = change(conn)
+            authentication.renew_stamp(conn)
+            return result
 
         try:
             return await self._db.write(stamped)

@@ -82,8 +82,8 @@ class Announcements:
             announcement = next((one for one in announcements.standing if one.id == id), None)
             if announcement is None:
                 raise NotFound(f"there is no announcement {id}: `coordinator announce` lists them")
-            left = tuple(one for one in announcements.standing if one.id != id)
-            self._put(conn, msgspec.structs.replace(announcements, standing=left))
+            others = tuple(one for one in announcements.standing if one.id != id)
+            self._put(conn, msgspec.structs.replace(announcements, standing=others))
             now = self._clock.now()
             record.append(conn, "organiser", "announce.withdraw", str(id), announcement.text, now)
             return announcement

@@ -80,10 +80,10 @@ class ApiKeys:
     async def sign_in(self, key: str) -> Asker:
         """Return a key's account. Raises Unauthorized, Forbidden for one banned or suspended."""
         hashed, now = _hash(key), self._clock.now()
-        found_key = await self._db.read(lambda conn: api_key_rows.by_hash(conn, hashed))
-        if found_key is None:
+        key_row = await self._db.read(lambda conn: api_key_rows.by_hash(conn, hashed))
+        if key_row is None:
             raise Unauthorized(WRONG_KEY)
-        row, allowed = found_key
+        row, allowed = key_row
         if not row.works(now):
             raise Unauthorized(GONE_KEY)
         if not allowed:
@@ -184,12 +184,13 @@ class ApiKeys:
                 raise BadRequest("an account cannot give credits to itself")
             sides = (giver.id, taker.id)
             total_micro, count = gifts.given_since(conn, giver.id, now - DAY_S)
-            has = payments.balances(conn, giver.id).earned_micro
+            earned_micro = payments.balances(conn, giver.id).earned_micro
             try:
                 new = gifts.give(conn, sides, request.id, request.amount_micro, now)
             except Forbidden as error:
                 amount = credit(request.amount_micro)
-                raise Forbidden(f"you have {credit(has)} credits to give, not {amount}") from error
+                has = credit(earned_micro)
+                raise Forbidden(f"you have {has} credits to give, not {amount}") from error
             if new and total_micro + request.amount_micro > self._gift_micro:
                 raise Forbidden(
                     f"at most {credit(self._gift_micro)} credits may be given within 24 hours, "

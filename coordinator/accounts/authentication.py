@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 CACHE_S = 0.5  # a ban by another process takes effect within this time
-# validity of a cached worker; then a machine that another process signed off is online again
+# validity of a cached worker; after it, a request of a machine that was signed off signs it on
+# again
 AGAIN_S = 60.0
 CACHE_MAX = 20_000  # workers that are cached
 
@@ -56,7 +57,7 @@ class Tokens:
         self._clock = clock
         # Workers by the SHA-256 of the header: no secret stays in memory, and the time of a look-up
         # reveals nothing about a secret.
-        self._known: dict[bytes, _VerifiedWorker] = {}
+        self._verified: dict[bytes, _VerifiedWorker] = {}
         self._stamp = CachedValue(self._read_stamp, CACHE_S, clock)
 
     async def _read_stamp(self) -> str:
@@ -64,7 +65,7 @@ class Tokens:
 
     def recall(self, header: bytes) -> Principal | None:
         """Return the cached sender of `Bearer <worker id>.<secret>`; None if accounts changed."""
-        hit = self._known.get(sha256(header).digest())
+        hit = self._verified.get(sha256(header).digest())
         if hit is None or hit.stamp != self._stamp.peek() or hit.until < self._clock.monotonic():
             return None
         return hit.principal
@@ -77,11 +78,11 @@ class Tokens:
         if (remembered := self.recall(header)) is not None:
             return remembered
         principal = await self._look(worker_id, secret)
-        while len(self._known) >= CACHE_MAX:
-            self._known.pop(next(iter(self._known)))
+        while len(self._verified) >= CACHE_MAX:
+            self._verified.pop(next(iter(self._verified)))
         key, until = sha256(header).digest(), self._clock.monotonic() + AGAIN_S
-        self._known.pop(key, None)
-        self._known[key] = _VerifiedWorker(principal, stamp, until)
+        self._verified.pop(key, None)
+        self._verified[key] = _VerifiedWorker(principal, stamp, until)
         return principal
 
     async def _look(self, worker_id: str, secret: str) -> Principal:
@@ -98,12 +99,12 @@ class Tokens:
 
     def forget(self, worker_id: str = "") -> None:
         """Drop the cache of this process: one worker's entry, or all."""
-        items = self._known.items() if worker_id else ()
-        self._known = {key: one for key, one in items if one.principal.worker_id != worker_id}
+        items = self._verified.items() if worker_id else ()
+        self._verified = {key: hit for key, hit in items if hit.principal.worker_id != worker_id}
         if not worker_id:
             self._stamp.drop()
 
 
-def changed(conn: Connection) -> None:
+def renew_stamp(conn: Connection) -> None:
     """Make all processes read the accounts again; called in each transaction that changes one."""
     key_values.put(conn, key_values.ACCOUNTS, secrets.token_hex(8))

@@ -96,7 +96,7 @@ class Invites:
         """
         now = self._clock.now()
 
-        def usable_one(conn: Connection) -> ServerInvite:
+        def find_or_add(conn: Connection) -> ServerInvite:
             number = int(key_values.locked(conn, key_values.INVITE) or 0)
             code = codes.derived(key.secret(f"invite {number}"), codes.INVITE_CHARS)
             try:
@@ -109,7 +109,7 @@ class Invites:
                 row = store.usable(conn, codes.code_hash(code), now)
             return ServerInvite(code=code, uses_left=row.uses_left, expires_at=row.expires_at)
 
-        return await self._db.write(usable_one)
+        return await self._db.write(find_or_add)
 
     def _add(
         self,
@@ -150,7 +150,7 @@ def _check(labels: Sequence[str], named: bool, uses: int, expires_s: float | Non
         raise BadRequest(f"between 1 and {COUNT_MAX} invites can be made at once")
     if named and not all(labels):
         raise BadRequest("every name of the list needs at least one printable character")
-    if named and (lookalikes := _alike(labels)):
+    if named and (lookalikes := _lookalikes(labels)):
         raise BadRequest(
             f"these names are the same, or look the same: {'; '.join(lookalikes)}."
             " Tell them apart, since each becomes a nickname"
@@ -161,15 +161,15 @@ def _check(labels: Sequence[str], named: bool, uses: int, expires_s: float | Non
         raise BadRequest("an invite must expire in the future, within ten years")
 
 
-def _alike(labels: Sequence[str]) -> list[str]:
+def _lookalikes(labels: Sequence[str]) -> list[str]:
     """Return the first few names that collide as nicknames, each with its places in the list."""
     places: dict[str, list[int]] = {}
     for place, label in enumerate(labels):
         places.setdefault(nicknames.skeleton(label) or label, []).append(place)
-    twice = [same for same in places.values() if len(same) > 1]
+    collisions = [group for group in places.values() if len(group) > 1]
     return [
-        " and ".join(f'"{labels[place]}" (number {place + 1})' for place in same)
-        for same in twice[:ALIKE_SHOWN]
+        " and ".join(f'"{labels[place]}" (number {place + 1})' for place in group)
+        for group in collisions[:ALIKE_SHOWN]
     ]
 
 

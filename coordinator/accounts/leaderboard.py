@@ -33,7 +33,7 @@ ROWS = 100
 SELDOM_REST = 200.0  # computing the sums for `seldom` takes at most 1/200 of the time
 DAYS_MAX = 3650
 WINDOWS = (1, 7, 30, 90, 365, DAYS_MAX)  # another number of days counts as the next longer window
-SHOWN_S, SHOWN_MAX = HOUR_S, 10_000  # how long and how many changes of visibility are remembered
+SHOWN_S, SHOWN_MAX = HOUR_S, 10_000  # time and number of remembered changes of visibility
 
 
 class Standings(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +63,9 @@ class Leaderboard:
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
-        self._shown: dict[str, tuple[bool, float]] = {}  # of volunteers, newest change last
-        self._kept: KeyedCache[tuple[str, int], Standings] = KeyedCache(FRESH_S, clock, rest=REST)
+        # visibility of volunteers and the instant of its change, newest change last
+        self._shown: dict[str, tuple[bool, float]] = {}
+        self._fresh: KeyedCache[tuple[str, int], Standings] = KeyedCache(FRESH_S, clock, rest=REST)
         self._seldom: KeyedCache[tuple[str, int], Standings] = KeyedCache(
             FRESH_S, clock, rest=SELDOM_REST
         )
@@ -78,7 +79,7 @@ class Leaderboard:
         The sums may be older with `seldom`, for pages that strangers ask for; a volunteer who hides
         still disappears at once. Raises NotFound, BadRequest.
         """
-        board = await self._standings(run, window_days, self._seldom if seldom else self._kept)
+        board = await self._standings(run, window_days, self._seldom if seldom else self._fresh)
         rows = board.rows
         if me is not None:
             rows = board.raised(me, await self._earned_since(me, board.event, run))
@@ -99,7 +100,7 @@ class Leaderboard:
 
     async def rank(self, me: str) -> int | None:
         """Return the place of a volunteer over all runs and times; None before the first credit."""
-        board = await self._standings(None, None, self._kept)
+        board = await self._standings(None, None, self._fresh)
         standing = board.earned.get(me)
         if standing is None:
             return None
@@ -113,7 +114,7 @@ class Leaderboard:
 
     def clear(self) -> None:
         """Clear the cached standings after a name or an account has changed."""
-        self._kept.clear()
+        self._fresh.clear()
         self._seldom.clear()
 
     def show(self, volunteer_id: str, public: bool) -> None:

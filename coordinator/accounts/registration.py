@@ -73,7 +73,9 @@ def check(request: RegisterRequest) -> None:
 def register(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registration:
-    """Return this worker's account, or a new one. Raises the errors of a refused registration."""
+    """Register a worker at its account or a new one, or repeat its registration. Raises
+    InvalidCode, InvalidName, Forbidden, Banned, Conflict, TooManyRequests, Unauthorized, NotFound.
+    """
     credentials = store.credentials(conn, request.worker_id)
     if credentials is None:
         registered = _admit(conn, request, admission, now)
@@ -170,7 +172,7 @@ def _opened(
     if store.is_nickname_taken(conn, key) or not store.add(conn, row):
         if store.by_id(conn, request.volunteer_id) is not None:
             return None
-        raise taken(conn, nickname)
+        raise taken_name_error(conn, nickname)
     return row
 
 
@@ -178,10 +180,10 @@ def _check_network(conn: Connection, admission: Admission, now: float) -> None:
     """Raise TooManyRequests if strangers of this network used up its accounts of a day."""
     if admission.network == networks.UNKNOWN:
         return
-    came = store.strangers_of(conn, admission.network, now - DAY_S)
-    if came >= admission.network_most:
+    count = store.strangers_of(conn, admission.network, now - DAY_S)
+    if count >= admission.network_most:
         raise TooManyRequests(
-            f"{came} accounts were made from your network within a day, which is the limit: come "
+            f"{count} accounts were made from your network within a day, which is the limit: come "
             "back tomorrow, or join by an invite",
             retry_after_s=RETRY_S,
         )
@@ -193,10 +195,10 @@ def free_name(conn: Connection, volunteer_id: str, raw: str) -> None:
     if store.by_id(conn, volunteer_id) is None and store.is_nickname_taken(
         conn, nicknames.skeleton(nickname)
     ):
-        raise taken(conn, nickname)
+        raise taken_name_error(conn, nickname)
 
 
-def taken(conn: Connection, nickname: str) -> InvalidName:
+def taken_name_error(conn: Connection, nickname: str) -> InvalidName:
     """Return the error for a taken name, with a free alternative."""
     free = nicknames.suggestion(nickname, lambda key: store.is_nickname_taken(conn, key))
     return InvalidName(f'"{nickname}" is taken, or looks like a name that is: "{free}" is free')
@@ -213,11 +215,11 @@ def _machine(request: RegisterRequest, volunteer_id: str, now: float) -> WorkerR
         last_seen_at=now,
         created_at=now,
         revoked_at=None,
-        **_told(request),
+        **_report(request),
     )
 
 
-def _told(request: RegisterRequest) -> dict[str, Any]:
+def _report(request: RegisterRequest) -> dict[str, Any]:
     """Return a machine's report about itself, cut to size."""
     report = reports.hardware(request.hardware)
     return {
@@ -235,7 +237,7 @@ def _again(
     """Repeat a known worker's registration: its report and consents are updated, it is online."""
     authorise(credentials, request.secret)
     store.set_worker(
-        conn, credentials.worker_id, state="online", last_seen_at=now, **_told(request)
+        conn, credentials.worker_id, state="online", last_seen_at=now, **_report(request)
     )
     _agree(conn, credentials.volunteer_id, request.accepts, now)
     return Registration(
@@ -248,8 +250,8 @@ def authorise(credentials: Credentials | None, secret: str) -> Credentials:
     forgotten account. The check takes equally long for an unknown worker.
     """
     secret_hash = credentials.secret_hash if credentials else codes.secret_hash("")
-    right = codes.same(codes.secret_hash(secret), secret_hash)
-    if credentials is None or not right:
+    is_right = codes.same(codes.secret_hash(secret), secret_hash)
+    if credentials is None or not is_right:
         raise Unauthorized(codes.WRONG_SECRET)
     if credentials.revoked:
         raise Unauthorized(codes.REVOKED)

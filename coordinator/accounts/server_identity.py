@@ -67,9 +67,9 @@ class ServerIdentity(PlatformService):
     async def load_tokens(self) -> None:
         """Derive tokens from the key, write missing files. Raises Configuration for a wrong one."""
         times = await self._db.read(lambda conn: key_values.get(conn, key_values.TOKENS))
-        for_whom = (self._settings.admin_token_file, self._settings.metrics_token_file)
+        files = (self._settings.admin_token_file, self._settings.metrics_token_file)
         self._admin_hash, self._metrics_hash = (
-            _token_hash(file, self._key.secret(f"{file.name} {times or 0}")) for file in for_whom
+            _token_hash(file, self._key.secret(f"{file.name} {times or 0}")) for file in files
         )
 
     async def set_address(self, address: ServerAddress) -> None:
@@ -90,7 +90,7 @@ class ServerIdentity(PlatformService):
 
     def _log_settings(self, conn: Connection) -> None:
         """Record each setting that differs from the last start's."""
-        now = {
+        current = {
             name: without_password(value) if isinstance(value, str) and "://" in value else value
             for name, value in msgspec.structs.asdict(self._settings).items()
             if name != "constants"  # the organiser does not set these
@@ -98,13 +98,13 @@ class ServerIdentity(PlatformService):
         before = key_values.get(conn, key_values.SETTINGS)
         if before is not None:
             logged = decode(before, dict[str, Any])
-            for name in sorted(now.keys() | logged.keys()):
-                was, value = logged.get(name), now.get(name)
-                if was != value:
-                    detail = {"from": was, "to": value}
+            for name in sorted(current.keys() | logged.keys()):
+                former, value = logged.get(name), current.get(name)
+                if former != value:
+                    detail = {"from": former, "to": value}
                     at = self._clock.now()
                     record.append(conn, "organiser", "settings.change", name, detail, at)
-        key_values.put(conn, key_values.SETTINGS, msgspec.json.encode(now).decode())
+        key_values.put(conn, key_values.SETTINGS, msgspec.json.encode(current).decode())
 
     @property
     def fingerprint(self) -> str:
@@ -237,20 +237,20 @@ async def own_key(db: Database, file: Path) -> SigningKey:
             key_values.put(conn, key_values.KEY, first)
         return first
 
-    return await in_pool(_held_key, file, key_of_database or await db.write(adopt))
+    return await in_pool(_key_in_file, file, key_of_database or await db.write(adopt))
 
 
-def _held_key(file: Path, owner_key: str) -> SigningKey:
-    bring = f"copy signing.key from the data directory of one of its servers to {file}"
+def _key_in_file(file: Path, owner_key: str) -> SigningKey:
+    advice = f"copy signing.key from the data directory of one of its servers to {file}"
     if not file.exists():
         raise Configuration(
-            f"the database belongs to the key {owner_key}, which is not here: {bring}"
+            f"the database belongs to the key {owner_key}, which is not here: {advice}"
         )
     key = SigningKey.load(file)
     if fingerprint(key.public_key) != owner_key:
         raise Configuration(
             f"{file} holds the key {fingerprint(key.public_key)}, but the database belongs to the "
-            f"key {owner_key}: {bring}, or name another --database"
+            f"key {owner_key}: {advice}, or name another --database"
         )
     return key
 

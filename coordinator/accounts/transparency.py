@@ -132,7 +132,7 @@ class Transparency:
                     credits_micro=credited(payment.entry, who),
                     entry=payment.entry,
                     leaf=payment.place,
-                    proof=tuple(one.hex() for one in proof),
+                    proof=tuple(node.hex() for node in proof),
                     tree=tree,
                 )
                 for payment, proof in zip(payments, proofs, strict=True)

@@ -97,7 +97,7 @@ class Site:
         if not may_be_had(row):
             raise NotFound("the licence of this model does not say that everybody may have it")
         version = await self.public.version(row, _version(scope))
-        if version.seen.pruned:
+        if version.evaluation.pruned:
             raise NotFound("the files of this version are gone: ask for a later version")
         address = address_key((scope.get("client") or ("",))[0])
         if self._fetching.total() >= FETCHING_MAX or self._fetching[address] >= FETCHING_EACH:

@@ -62,8 +62,8 @@ class _ChunkStore:
         return sha256
 
 
-class _Bridge:
-    """Stores the chunks of a thread by the event loop; once a build is stopped, none more."""
+class _ThreadPut:
+    """`put` of a build in a thread: the event loop stores its chunks, until the build is stopped."""
 
     def __init__(self, chunks: _ChunkStore) -> None:
         self._chunks, self._loop = chunks, asyncio.get_running_loop()
@@ -101,12 +101,12 @@ class Datasets(PlatformService):
         The sentences in `skipped` are stored for the listing. Raises InvalidRunFile, Conflict.
         """
         store = _ChunkStore(self._blobs, self._db, self._clock)
-        bridge = _Bridge(store)
+        thread_put = _ThreadPut(store)
         try:
             loop = asyncio.get_running_loop()
-            manifest = await loop.run_in_executor(self._threads, build, bridge.put)
+            manifest = await loop.run_in_executor(self._threads, build, thread_put.put)
         finally:
-            bridge.stopped.set()
+            thread_put.stopped.set()
         if not manifest.chunks and manifest.kind != SUITE:
             raise InvalidRunFile(
                 f'the dataset "{manifest.name}" is empty: nothing was left to train on'
@@ -242,7 +242,9 @@ class Datasets(PlatformService):
 async def heldout(
     manifest: DatasetManifest, blobs: BlobStore, more: Mapping[str, ChunkRef]
 ) -> LocalData:
-    """Return the held-out split, else the first chunk, as a dataset; `more`: files of its run."""
+    """Return the held-out split of a dataset, or its first chunk if it has none, with the files
+    `more` of its run.
+    """
     split = msgspec.structs.replace(
         manifest, chunks=manifest.heldout or manifest.chunks[:1], heldout=()
     )

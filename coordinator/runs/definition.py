@@ -139,20 +139,20 @@ def of_file(text: str) -> Definition:
     )
 
 
-def check_train(settings: TrainSettings, whole: Plan, *, learns: bool = False) -> None:
-    """Raise InvalidRunFile for keys of `[train]` that are unread if only the server makes steps,
-    and for such a plan if the workload `learns` from data of its own.
+def check_train(settings: TrainSettings, plan: Plan, *, learns: bool = False) -> None:
+    """Raise InvalidRunFile for keys of `[train]` that nothing reads in a plan of gradients, whose
+    steps the server makes, and for such a plan if the workload `learns` from data of its own.
     """
-    if learns and whole.update != "delta":
+    if learns and plan.update != "delta":
         raise InvalidRunFile(
-            f'[plan] the preset "{whole.preset}" merges gradients, but learners of this workload'
+            f'[plan] the preset "{plan.preset}" merges gradients, but learners of this workload'
             ' send deltas: take the preset "self-play"'
         )
-    if whole.update == "delta":
+    if plan.update == "delta":
         return
-    by_train = whole.optimizer == "adamw"
-    read = {"precision", "init_from"}
-    keys = WORKERS_OWN if by_train else {*TrainSettings.__struct_fields__} - read
+    by_train = plan.optimizer == "adamw"
+    always_read = {"precision", "init_from"}
+    keys = WORKERS_OWN if by_train else {*TrainSettings.__struct_fields__} - always_read
     plain = TrainSettings()
     idle = [
         key
@@ -160,9 +160,9 @@ def check_train(settings: TrainSettings, whole: Plan, *, learns: bool = False) -
         if key in keys and getattr(settings, key) != getattr(plain, key)
     ]
     if idle:
-        how = "AdamW" if by_train else f'the optimizer "{whole.optimizer}" and lr of [plan]'
+        how = "AdamW" if by_train else f'the optimizer "{plan.optimizer}" and lr of [plan]'
         raise InvalidRunFile(
-            f'[train] {" and ".join(idle)}: in the preset "{whole.preset}" workers send gradients'
+            f'[train] {" and ".join(idle)}: in the preset "{plan.preset}" workers send gradients'
             f" and the server makes the steps, by {how}; take these lines out, or take a preset of"
             " deltas, e.g. fedavg"
         )
@@ -171,7 +171,9 @@ def check_train(settings: TrainSettings, whole: Plan, *, learns: bool = False) -
 def table_defaults(
     file: RunFile, workload: Workload, *, strangers: bool = False
 ) -> dict[str, Mapping[str, object]]:
-    """Return the defaults of a run file: its workload's, else its preset's, else of open runs."""
+    """Return the defaults of a run file, by table: of its workload, or else of its preset, or else,
+    for a run that `strangers` may join, of open runs.
+    """
     preset_keys = PRESETS.get(str(file.plan.get("preset")), {})
     tables = dict(workload.defaults({**preset_keys, **file.plan}))
     preset = TASKS.get(str(file.plan.get("preset")), {})

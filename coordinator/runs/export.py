@@ -80,7 +80,7 @@ class ExportSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Stored contents of an export, and the wanted format."""
+    """Stored files of an export, and its format."""
 
     weights: Path
     assets: Mapping[str, Path]  # tokenizer and template of its dataset
@@ -125,7 +125,7 @@ class Export:
         source = await self._db.read(lambda conn: _read(conn, name, version, format, dtype))
         weights = await self._blobs.local(source.version.master_sha256)
         assets = source.dataset.manifest.assets if source.dataset else {}
-        beside = {
+        asset_files = {
             name: await self._blobs.local(assets[name].sha256)
             for name in ("tokenizer", TEMPLATE)
             if name in assets
@@ -135,11 +135,14 @@ class Export:
             picture = await self._blobs.local(source.measured.sample_sha256)
         about = definition(source.run)
         refs = about.workload.files(about.file.model)
-        more = {
-            name_of_file: await self._blobs.local(ref.sha256) for name_of_file, ref in refs.items()
-        }
+        more = {file_name: await self._blobs.local(ref.sha256) for file_name, ref in refs.items()}
         files = ExportFiles(
-            weights=weights, assets=beside, picture=picture, format=format, dtype=dtype, more=more
+            weights=weights,
+            assets=asset_files,
+            picture=picture,
+            format=format,
+            dtype=dtype,
+            more=more,
         )
         return source, files
 
@@ -343,9 +346,11 @@ def check_source(path: Path, about: Definition, tokenizer: str | None) -> None:
                 f'[train] init_from: {path} has no tensor "{spec.name}" of shape {spec.shape}: '
                 f"export a run of the same [model] in the format {PLAIN}"
             )
-    beside = path.with_name("tokenizer.json")
-    if tokenizer and beside.is_file():
-        check_tokenizers(str(path.parent), sha256(beside.read_bytes()).hexdigest(), tokenizer)
+    own_tokenizer = path.with_name("tokenizer.json")
+    if tokenizer and own_tokenizer.is_file():
+        check_tokenizers(
+            str(path.parent), sha256(own_tokenizer.read_bytes()).hexdigest(), tokenizer
+        )
 
 
 def check_tokenizers(source: str, first: str | None, second: str | None) -> None:

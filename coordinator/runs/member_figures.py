@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.runs import RunRow
 
-TURNOUT_MIN = 0.5  # least share of the most members that measured a version
+TURNOUT_MIN = 0.5  # a version counts if this share of the largest number of members measured it
 
 
 class MemberLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ def comparable(losses: Mapping[int, Sequence[float]]) -> list[MemberLoss]:
 
 
 def best_of(losses: Sequence[MemberLoss], best_by: Literal["mean", "worst"]) -> MemberLoss | None:
-    """Return the lowest loss, of versions that tie the newest; None without one."""
+    """Return the lowest loss, and of equal ones that of the newest version; None without one."""
 
     def rank(loss: MemberLoss) -> tuple[float, int]:
         return (loss.mean if best_by == "mean" else loss.worst), -loss.version

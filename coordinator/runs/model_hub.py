@@ -33,7 +33,7 @@ class HubRepository:
 
         Raises BadRequest for another form, Configuration without library or token.
         """
-        named = repository(target)
+        name = repository(target)
         try:
             from huggingface_hub import get_token
         except ImportError as error:
@@ -46,7 +46,7 @@ class HubRepository:
             )
         if not is_secret(token):
             raise Configuration("the token for the hub must be one line of printable characters")
-        return cls(named, token)
+        return cls(name, token)
 
     def publish(self, folder: Path, message: str) -> str:
         """Publish a folder as one commit; return its address. A missing repository is made,
@@ -60,7 +60,7 @@ class HubRepository:
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
         # a mirror may repeat the request's content, such as a token
-        def told(error: Exception) -> str:
+        def without_token(error: Exception) -> str:
             return why(error).replace(self._token, "***")
 
         disable_progress_bars()
@@ -70,13 +70,17 @@ class HubRepository:
             address = api.create_repo(self.repository, private=True, exist_ok=True)
             api.upload_folder(repo_id=self.repository, folder_path=folder, commit_message=message)
         except HfHubHTTPError as error:
-            raise self._refused(error.response.status_code, told(error)) from None
+            raise self._refused(error.response.status_code, without_token(error)) from None
         # errors of httpx are known by their module: this package may not import it
         except Exception as error:
             if not type(error).__module__.startswith("httpx"):
-                raise VolunteerError(f"the hub refused {self.repository}: {told(error)}") from None
+                raise VolunteerError(
+                    f"the hub refused {self.repository}: {without_token(error)}"
+                ) from None
             where = re.sub("//[^/@]*@", "//", api.endpoint)  # the address may hold a password
-            raise Unavailable(f"the hub {where} cannot be reached: {told(error)}") from None
+            raise Unavailable(
+                f"the hub {where} cannot be reached: {without_token(error)}"
+            ) from None
         return str(address)
 
     def _refused(self, status: int, answer: str) -> VolunteerError:

@@ -43,7 +43,7 @@ STRETCH_S_MIN = 60.0
 STORY = 25  # most versions whose samples a run's page shows in turn, evenly spread
 WORK_MAX = 256  # volunteers whose work over time is cached
 NEWS = 8  # newest items of news that a page shows
-TOLD = {
+NEWS_WORDS = {  # actions of the record, and the words of their news
     "run.start": "started",
     "run.pause": "paused",
     "run.resume": "resumed",
@@ -54,17 +54,17 @@ LOOKED_FOR = 50  # versions, spread over the run, that are searched for samples
 
 
 @lru_cache(maxsize=256)
-def _said(file: str) -> bool | None:
+def _visible(file: str) -> bool | None:
     return run_file.decode(file).page.visible
 
 
 def shown(run: RunRow, settings: Settings) -> bool:
     """Return True if a run is public: a draft never is."""
-    listing = _said(run.file)
+    visible = _visible(run.file)
     return (
         run.state != "draft"
         and settings.public_page
-        and (not settings.by_invitation if listing is None else listing)
+        and (not settings.by_invitation if visible is None else visible)
     )
 
 
@@ -91,7 +91,7 @@ class PublicVersion(msgspec.Struct, frozen=True, kw_only=True):
     """One version as the page shows it."""
 
     row: VersionRow
-    seen: EvaluationRow
+    evaluation: EvaluationRow
     before: int | None  # nearest older version with a sample
     after: int | None  # nearest newer version with a sample
 
@@ -159,7 +159,7 @@ class PublicRuns:
             row = versions.get(conn, run.id, number)
             evaluation = evaluations.evaluation(conn, run.id, number)
             before, after = evaluations.neighbours(conn, run.id, number)
-            return PublicVersion(row=row, seen=evaluation, before=before, after=after)
+            return PublicVersion(row=row, evaluation=evaluation, before=before, after=after)
 
         return await self._db.read(read)
 
@@ -170,8 +170,8 @@ class PublicRuns:
             versions.get(conn, run.id, number)
             return evaluations.evaluation(conn, run.id, number).sample_sha256
 
-        if drawn := await self._db.read(read):
-            return drawn
+        if sha256 := await self._db.read(read):
+            return sha256
         raise NotFound(f"version {number} drew no picture")
 
     async def story(self, run: RunRow) -> tuple[VersionSample, ...]:
@@ -193,8 +193,10 @@ class PublicRuns:
         """Return the starts, pauses and ends of a run, and the announcements, newest first."""
 
         def read(conn: Connection) -> list[News]:
-            lines = record.about(conn, run.name, TOLD, NEWS)
-            return [News(at=line.at, what=TOLD[line.action], text=line.detail) for line in lines]
+            lines = record.about(conn, run.name, NEWS_WORDS, NEWS)
+            return [
+                News(at=line.at, what=NEWS_WORDS[line.action], text=line.detail) for line in lines
+            ]
 
         news = await self._db.read(read)
         news += [

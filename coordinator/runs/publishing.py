@@ -87,7 +87,7 @@ class PreparedVersion:
 
 def discard(master: Path) -> None:
     """Remove the master and the unstored files made from it."""
-    for path in (master, *_beside(master)):
+    for path in (master, *_derived_paths(master)):
         delete_file(path, "scratch")
 
 
@@ -108,13 +108,14 @@ def prepare(order: Publication) -> PreparedVersion:
             pieces=order.ref(order.master, master).pieces,
         )
         return PreparedVersion(content, order.master, files)
-    published, link, snapshot = _beside(order.master)
+    published, link, snapshot = _derived_paths(order.master)
     weights, step = _published(order, published, link)
     packed = None
     if order.version % order.plan.snapshot_every == 0:
         with open_frame(published, order.schema) as frame:
-            wrote = write_snapshot(frame, order.schema, snapshot)
-        packed = Snapshot(weights=weights.sha256, blob=order.ref(snapshot, wrote))
+            snapshot_file = write_snapshot(frame, order.schema, snapshot)
+        blob = order.ref(snapshot, snapshot_file)
+        packed = Snapshot(weights=weights.sha256, blob=blob)
     before = order.base.downlink if order.base else Downlink()
     ref = order.ref(published, weights)
     content = Content(
@@ -127,7 +128,7 @@ def prepare(order: Publication) -> PreparedVersion:
     )
     files[weights.sha256] = published
     files_made = {ref.blob.sha256: path for ref, path in ((step, link), (packed, snapshot)) if ref}
-    # The whole file of a very small model may be smaller than any link or snapshot.
+    # Only listed files are kept: a very small model may be smaller than its link or snapshot.
     files |= {
         ref.sha256: files_made[ref.sha256] for ref in content.ways if ref.sha256 in files_made
     }
@@ -164,7 +165,9 @@ def with_state(content: Content, state: WrittenFile | None) -> Content:
 def ways(
     before: Downlink, weights: BlobRef, link: Link | None, snapshot: Snapshot | None
 ) -> Downlink:
-    """Return the links and snapshots to list: those of routes that may be shortest."""
+    """Return the links and snapshots for a manifest: those on routes to the weights that may be the
+    shortest for some volunteer.
+    """
     links = {link.weights: link for link in (*before.links, *([link] if link else []))}
     packed = {
         snapshot.weights: snapshot
@@ -187,8 +190,8 @@ def ways(
 
 def content_of(conn: Connection, row: VersionRow) -> Content:
     """Return the files of an existing version."""
-    named = [sha for sha in (row.master_sha256, row.state_sha256) if sha]
-    sizes = datasets.blob_sizes(conn, named)
+    hashes = [sha for sha in (row.master_sha256, row.state_sha256) if sha]
+    sizes = datasets.blob_sizes(conn, hashes)
     manifest = decode(row.manifest, VersionManifest)
     return Content(
         master_sha256=row.master_sha256,
@@ -211,7 +214,7 @@ async def base_of(blobs: BlobStore, row: VersionRow) -> PublishedBase:
     )
 
 
-def _beside(master: Path) -> tuple[Path, Path, Path]:
+def _derived_paths(master: Path) -> tuple[Path, Path, Path]:
     """Return the paths for published weights, link and snapshot of a version."""
     published, link, snapshot = (
         master.with_name(f"{master.name}-{part}") for part in ("published", "link", "snapshot")

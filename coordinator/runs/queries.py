@@ -261,18 +261,20 @@ class RunQueries:
         def read(conn: Connection) -> tuple[VersionInfo, ...]:
             run = runs.by_name(conn, name)
             pairs = versions.listing(conn, run.id, after, max(1, min(limit, LISTING_MAX)))
-            mine = {}
+            own_counts = {}
             if volunteer_id and pairs:
                 first, last = pairs[0][0].version, pairs[-1][0].version
-                mine = contributions.merged_by(conn, run.id, volunteer_id, first, last)
+                own_counts = contributions.merged_by(conn, run.id, volunteer_id, first, last)
             rated = experience.measured(conn, run.id)
-            found = [_version_info(row, seen, run, rated) for row, seen in pairs]
-            drawn = _pictures(conn, [seen for _, seen in pairs])
+            infos = [_version_info(row, evaluation, run, rated) for row, evaluation in pairs]
+            pictures = _pictures(conn, [evaluation for _, evaluation in pairs])
             return tuple(
                 msgspec.structs.replace(
-                    info, mine=mine.get(info.version, 0), picture=drawn.get(info.version)
+                    info,
+                    mine=own_counts.get(info.version, 0),
+                    picture=pictures.get(info.version),
                 )
-                for info in found
+                for info in infos
             )
 
         return await self._db.read(read)
@@ -311,11 +313,11 @@ class RunQueries:
         def read(conn: Connection) -> SignedManifest:
             run = runs.by_name(conn, name)
             row = versions.get(conn, run.id, run.head if version is None else version)
-            found = SignedManifest(payload=row.manifest, signature=row.signature)
+            manifest = SignedManifest(payload=row.manifest, signature=row.signature)
             now = self._clock.now()
             if self._key is None or now < row.created_at + MANIFEST_LIFE_S / 2:
-                return found
-            return renewed(self._key, found, now)
+                return manifest
+            return renewed(self._key, manifest, now)
 
         if version is None:
             return await self._db.read(read)
@@ -360,15 +362,15 @@ class RunQueries:
             pacing = about.pacing
             if pacing is None:
                 return None
-            found = experience.totals(conn, run.id)
+            totals = experience.totals(conn, run.id)
             warm = warm_start(about.file.train, pacing.warm_steps) * about.file.task.batch_size
             return ExperienceFigures(
                 unit=pacing.unit,
-                made=found.sealed,
+                made=totals.sealed,
                 an_hour=experience.per_hour(conn, run.id, self._clock.now()),
-                samples=found.samples,
-                learnt=max(0, found.learnt - warm),
-                signal=found.samples / (pacing.samples * max(1, found.sealed))
+                samples=totals.samples,
+                learnt=max(0, totals.learnt - warm),
+                signal=totals.samples / (pacing.samples * max(1, totals.sealed))
                 if pacing.samples
                 else None,
                 behind=experience.reported(conn, run.id, "behind", contributions.UPDATES),
@@ -501,13 +503,13 @@ def suite_courses(
     names = definition(run).file.evaluation.suites
     if not names:
         return ()
-    found = evaluations.course(conn, run.id, up_to)
+    scores = evaluations.course(conn, run.id, up_to)
     data = datasets.by_id(conn, run.dataset_id).manifest if run.dataset_id is not None else None
     chat = data is not None and ChatFrame.of(data) is not None
     courses = []
     for name in names:
         manifest = datasets.by_name(conn, name).manifest
-        rows = found.get(name)
+        rows = scores.get(name)
         first = None if rows is None else _suite_score(rows[0])
         later = rows is not None and rows[1].version > rows[0].version
         courses.append(
@@ -544,7 +546,7 @@ def _bits(conn: Connection, run: RunRow, about: Definition) -> _Bits:
     if about.declaration.output != "text":
         return _Bits()
     ends = evaluations.metrics_of_ends(conn, run.id)
-    first, newest = [decode(each, dict[str, float]).get("bits_per_byte") for each in ends]
+    first, newest = [decode(text, dict[str, float]).get("bits_per_byte") for text in ends]
     return _Bits(first=first, newest=newest)
 
 
@@ -570,31 +572,29 @@ def ends_at(
 
 def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
     """Return a device's steps a second in a run, estimated by its benchmark; None without one."""
-    told = decode(worker["benchmark"], tuple[Benchmark, ...])
-    flops = next((b.step_flops for b in told if b.device == worker["device"]), 0.0)
+    benchmarks = decode(worker["benchmark"], tuple[Benchmark, ...])
+    flops = next((b.step_flops for b in benchmarks if b.device == worker["device"]), 0.0)
     return flops / run.step_flops if flops and run.step_flops else None
 
 
-def _pictures(
-    conn: Connection, evaluations: Sequence[evaluations.EvaluationRow]
-) -> dict[int, BlobRef]:
+def _pictures(conn: Connection, rows: Sequence[evaluations.EvaluationRow]) -> dict[int, BlobRef]:
     """Return the pictures of the versions that have one."""
-    drawn = {seen.version: seen.sample_sha256 for seen in evaluations if seen.sample_sha256}
-    sizes = datasets.blob_sizes(conn, sorted(set(drawn.values()))) if drawn else {}
+    hashes = {row.version: row.sample_sha256 for row in rows if row.sample_sha256}
+    sizes = datasets.blob_sizes(conn, sorted(set(hashes.values()))) if hashes else {}
     return {
         version: BlobRef(sha256=sha256, size=sizes[sha256])
-        for version, sha256 in drawn.items()
+        for version, sha256 in hashes.items()
         if sha256 in sizes
     }
 
 
 def _version_info(
     row: versions.VersionRow,
-    seen: evaluations.EvaluationRow,
+    evaluation: evaluations.EvaluationRow,
     run: RunRow,
     rated: Mapping[int, Mapping[str, float]],
 ) -> VersionInfo:
-    metrics = decode(seen.metrics, dict[str, float])
+    metrics = decode(evaluation.metrics, dict[str, float])
     return VersionInfo(
         version=row.version,
         kind=row.kind,
@@ -602,11 +602,11 @@ def _version_info(
         global_step=row.global_step,
         tokens=row.tokens,
         published_sha256=row.published_sha256,
-        loss=seen.loss,
-        sample=seen.sample,
+        loss=evaluation.loss,
+        sample=evaluation.sample,
         update_norm=row.update_norm,
         contributions=len(decode(row.contributions)),
-        evaluation=seen.state,
+        evaluation=evaluation.state,
         best=run.best == row.version,
         metrics=metrics | dict(rated.get(row.version, {})),
     )

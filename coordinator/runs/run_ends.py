@@ -1,4 +1,4 @@
-"""Reason why a run must end under its run file."""
+"""Conditions of `[stop]` and `[privacy]` under which a run must end."""
 
 from __future__ import annotations
 

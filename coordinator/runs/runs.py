@@ -93,22 +93,20 @@ def _check_samples(file: RunFile, samples: int) -> None:
         )
 
 
-def _copied(source: Path, target: Path) -> str:
+def _copy(source: Path, target: Path) -> str:
     """Copy a file; return the SHA-256 of the copy."""
     shutil.copyfile(source, target)
     with target.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-_INSTEAD = {  # remedies where a run is resumed that is not paused
+_RESUME_ADVICE = {  # command for a run that is not paused, when somebody resumes it
     "draft": ": `coordinator run start {name}` begins it",
     "completed": ": `coordinator run extend {name} --versions N --yes` moves its end",
     "failed": ": `coordinator run fork NEW --from {name}` begins from its version",
 }
-
-
 _ADDED_BY = {"tokens": "--text", "chat-tokens": "--chat", "images": "--images"}
-_STARTED = {  # remedies where a run is started that is no draft
+_START_ADVICE = {  # command for a run that is no draft, when somebody starts it
     "paused": "`coordinator run resume {name}`",
     "completed": "`coordinator run extend {name} --versions N --yes` moves its end",
     "failed": "`coordinator run fork NEW --from {name}` begins from its version",
@@ -153,18 +151,20 @@ class Runs(PlatformService):
             raise InvalidRunFile(run_file_help.explained(text, error.message)) from error
 
     async def _create(self, text: str) -> RunInfo:
-        said = run_file.parse(text)
-        run_file.check_stop(said.stop, self._clock.now())
-        workload = load(said.workload)
-        file = run_file.parse(text, table_defaults(said, workload, strangers=await self._opens()))
+        written = run_file.parse(text)  # the file without defaults of workload and preset
+        run_file.check_stop(written.stop, self._clock.now())
+        workload = load(written.workload)
+        tables = table_defaults(written, workload, strangers=await self._is_open())
+        file = run_file.parse(text, tables)
         dataset = await self._dataset_of(file, workload)
         await self._check_suites(file, dataset)
         if file.data.at == "members":
             await self._check_members(workload)
         manifest = dataset.manifest if dataset else None
         model = await asyncio.to_thread(workload.config, file.model, manifest)
-        passed = manifest if workload.needs_dataset else None  # dataset that the tasks pass over
-        counts = list(await asyncio.to_thread(workload.samples, model, passed)) if passed else []
+        # data of the passes; a workload that makes its own data passes over none
+        data = manifest if workload.needs_dataset else None
+        counts = list(await asyncio.to_thread(workload.samples, model, data)) if data else []
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
         private = await asyncio.to_thread(privacy.fill_in, file.privacy, file.stop.versions)
@@ -173,9 +173,9 @@ class Runs(PlatformService):
         )
         about = of_file(stored)  # `of_file` also checks the plan
         pacing = about.pacing
-        check_train(said.train, about.plan, learns=pacing is not None)
+        check_train(written.train, about.plan, learns=pacing is not None)
         check_model(about.parameters)
-        if passed and not about.at_members:
+        if data and not about.at_members:
             _check_samples(file, sum(counts))
         await self._check_source(about, dataset)
         step_flops = workload.flops_per_sample(model) * file.task.batch_size
@@ -221,13 +221,13 @@ class Runs(PlatformService):
         for name, path in workload.sources(model).items():  # the other files belong to the dataset
             copy = self._blobs.scratch() / f"file-{secrets.token_hex(8)}"
             try:
-                if await asyncio.to_thread(_copied, path, copy) != files[name].sha256:
+                if await asyncio.to_thread(_copy, path, copy) != files[name].sha256:
                     raise InvalidRunFile(f"{path} changed while it was read: try again")
                 await self._blobs.put_file(files[name].sha256, copy)
             finally:
                 await asyncio.to_thread(delete_file, copy, "scratch")
 
-    async def _opens(self) -> bool:
+    async def _is_open(self) -> bool:
         """Return True if the server is open, as set in this process or by the last server."""
         return (
             self._settings.open
@@ -243,10 +243,10 @@ class Runs(PlatformService):
                     "dataset list`)"
                 )
             return None
-        found = await self._db.read(lambda conn: datasets.by_name(conn, file.dataset))
-        if found.kind not in workload.dataset_kinds:
-            raise InvalidRunFile(_unfit(file, workload.dataset_kinds, found.kind))
-        return found
+        dataset = await self._db.read(lambda conn: datasets.by_name(conn, file.dataset))
+        if dataset.kind not in workload.dataset_kinds:
+            raise InvalidRunFile(_unfit(file, workload.dataset_kinds, dataset.kind))
+        return dataset
 
     async def _check_members(self, workload: Workload) -> None:
         """Raise InvalidRunFile where members cannot keep the data of a run."""
@@ -255,7 +255,7 @@ class Runs(PlatformService):
                 f'[data] at = "members": {workload.name} makes its own data, so that members have '
                 "none to keep"
             )
-        if await self._opens():
+        if await self._is_open():
             raise InvalidRunFile(
                 '[data] at = "members": work over data that nobody else has cannot be done again, '
                 "so that only accounts that you vouch for may do it; this server is open to "
@@ -266,17 +266,17 @@ class Runs(PlatformService):
         """Raise InvalidRunFile for a suite that cannot measure this run, NotFound for an unknown
         one.
         """
-        wanted = file.evaluation.suites
-        if len(set(wanted)) < len(wanted):
+        names = file.evaluation.suites
+        if len(set(names)) < len(names):
             raise InvalidRunFile("[evaluation] suites names one of them twice")
-        rows = await self._db.read(lambda conn: [datasets.by_name(conn, name) for name in wanted])
-        for name, found in zip(wanted, rows, strict=True):
-            if found.kind != SUITE:
+        rows = await self._db.read(lambda conn: [datasets.by_name(conn, name) for name in names])
+        for name, row in zip(names, rows, strict=True):
+            if row.kind != SUITE:
                 raise InvalidRunFile(
-                    f'[evaluation] suites: "{name}" holds {found.kind}: a suite is added with '
+                    f'[evaluation] suites: "{name}" holds {row.kind}: a suite is added with '
                     "`coordinator dataset add NAME --suite FILE`"
                 )
-        if wanted and (dataset is None or "tokenizer" not in dataset.manifest.assets):
+        if names and (dataset is None or "tokenizer" not in dataset.manifest.assets):
             raise InvalidRunFile(
                 "[evaluation] suites are read by models of text, so they need a dataset with a "
                 "tokenizer"
@@ -288,8 +288,8 @@ class Runs(PlatformService):
         """
         run = await self._db.read(lambda conn: runs.by_name(conn, name))
         if run.state != "draft":
-            how = _STARTED.get(run.state, "it began before").format(name=name)
-            raise Conflict(f'the run "{name}" is {run.state}: {how}')
+            advice = _START_ADVICE.get(run.state, "it began before").format(name=name)
+            raise Conflict(f'the run "{name}" is {run.state}: {advice}')
         about = definition(run)
         run_file.check_stop(about.file.stop, self._clock.now())
         check_model(about.parameters)
@@ -356,12 +356,13 @@ class Runs(PlatformService):
             check_tokenizers(name, first.sha256 if first else None, tokenizer)
 
     def _add_version(self, conn: Connection, run: RunRow, content: Content, kind: str) -> None:
+        """Add a version that no merge made: the initial one, or a rollback."""
         version = 0 if kind == "initial" else run.head + 1
         progress = TrainingProgress(version=version, global_step=run.global_step, tokens=run.tokens)
-        plain = {"contributions": "[]", "update_norm": None}
-        made_of = {"parent": None if version == 0 else run.head}
+        values: dict[str, object] = {"kind": kind, "contributions": "[]", "update_norm": None}
+        values["parent"] = None if version == 0 else run.head
         datasets.register(conn, content.blobs(), self._clock.now(), self._blobs.serials)
-        self.add_version(conn, run, content, progress, {"kind": kind} | plain | made_of)
+        self.add_version(conn, run, content, progress, values)
 
     def add_version(
         self,
@@ -428,8 +429,8 @@ class Runs(PlatformService):
             now = self._clock.now()
             row = runs.by_name(conn, name)
             if state == "running" and row.state != "paused":
-                instead = _INSTEAD.get(row.state, "").format(name=name)
-                raise Conflict(f'the run "{name}" is {row.state}{instead}')
+                advice = _RESUME_ADVICE.get(row.state, "").format(name=name)
+                raise Conflict(f'the run "{name}" is {row.state}{advice}')
             if state == "completed" and row.state == "draft":
                 raise Conflict(f'"{name}" was never started: `coordinator run delete` removes it')
             values = {"ended_at": now} if state == "completed" else {}
@@ -454,23 +455,23 @@ class Runs(PlatformService):
             now = self._clock.now()
             run = runs.by_id(conn, runs.by_name(conn, name).id, lock=True)
             if not 0 <= to < run.head:
-                there = (
+                range_text = (
                     f"it can go back to any of 0 to {run.head - 1}"
                     if run.head > 0
                     else "there is no earlier version"
                 )
-                raise NotFound(f'"{name}" is at version {run.head}: {there}')
+                raise NotFound(f'"{name}" is at version {run.head}: {range_text}')
             target = versions.get(conn, run.id, to)
             if evaluations.evaluation(conn, run.id, to).pruned:
                 raise NotFound(
                     f"the files of version {to} were pruned; kept: see `coordinator run show "
                     f"{name}`"
                 )
-            back = msgspec.structs.replace(
+            reverted = msgspec.structs.replace(
                 run, global_step=target.global_step, tokens=target.tokens
             )
             content = publishing.content_of(conn, target)
-            self._add_version(conn, back, content, "rollback")
+            self._add_version(conn, reverted, content, "rollback")
             moved = runs.set_head(
                 conn,
                 run.id,

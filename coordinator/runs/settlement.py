@@ -36,7 +36,8 @@ def set_aside(
     credit. With `kind` None no failure counts.
     """
     message = f"set aside: the merge failed with it ({why})"[:500]
-    task_id = submissions.task_of(conn, row)  # found before the verdict returns it to the queue
+    # looked up first: the verdict returns the task to the queue
+    task_id = submissions.task_of(conn, row)
     verdicts.decide(
         conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message
     )
@@ -104,8 +105,8 @@ def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
 
 
 def free_proven_pay(conn: Connection, volunteer_ids: Collection[str], now: float) -> None:
-    """Free pay that was put at stake after the draws that prove it had passed. The bond stays, and
-    is of work that draws prove, so that no later work can take its place.
+    """Free the pay that a merge has just put at stake although passed draws prove its work. The
+    bond stays, out of the pay for proven work: pay for later work cannot stand in for it.
     """
     for volunteer_id in sorted(volunteer_ids):
         account = accounts.locked(conn, volunteer_id)
@@ -116,7 +117,9 @@ def free_proven_pay(conn: Connection, volunteer_ids: Collection[str], now: float
 
 
 def bond_and_debt(conn: Connection, account: VolunteerRow) -> int:
-    """Return the bond of an account and its debt; open draws do not count yet."""
+    """Return the sum of an account's bond and debt, in micro-credits; its open draws do not lower
+    the bond yet.
+    """
     waiting = len(recomputes.open_of(conn, account.id))
     mean = account.accepted_micro / max(1, account.accepted)
     bond = checks.bond(account.draws - waiting, mean)

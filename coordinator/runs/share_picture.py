@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 1200, 630
 MARGIN, CURVE_TOP = 64, 280
 GROUND, TEXT, QUIET, STRONG = "#10151a", "#e6ebf0", "#9aa7b3", "#6cb4ff"  # the page's dark theme
-CHARS_MAX = 44  # of one line
+CHARS_MAX = 44  # characters of one line
 
 
 class SharedRun(msgspec.Struct, frozen=True, kw_only=True):

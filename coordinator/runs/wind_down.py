@@ -33,7 +33,7 @@ VERSION = re.compile(r"(?P<run>[^\s@/]+)@(?P<version>[0-9]{1,9})")
 
 
 class Deed(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences on the effect of a command that was done or only previewed."""
+    """Sentences on the effect of a command, which was done or only previewed."""
 
     says: tuple[str, ...]
     done: bool
@@ -140,7 +140,7 @@ class WindDown(PlatformService):
             if reason := why_end(conn, moved, now):
                 raise BadRequest(f'"{name}" would end at once: {reason}')
             runs.set_values(conn, run.id, file=text)
-            says = [f'"{name}" ends at {_said(later)} instead of {_said(file.stop)}']
+            says = [f'"{name}" ends at {_in_words(later)} instead of {_in_words(file.stop)}']
             if run.state == "completed":
                 runs.move(conn, run, "running", runs.StateChange(at=now), ended_at=None)
                 count = tasks.reopen_run(conn, run.id)
@@ -233,7 +233,7 @@ _ENDS = {
 }
 
 
-def _said(stop: StopSettings) -> str:
+def _in_words(stop: StopSettings) -> str:
     conditions = {key: value for key, value in msgspec.structs.asdict(stop).items() if value}
     phrases = [_ENDS[key].format(value) for key, value in conditions.items()]
     return ", ".join(phrases) or "the organiser's word"

@@ -112,8 +112,8 @@ class Alerts:
         self._machine = f"{socket.gethostname()[:64]}:{settings.port}"
         self.address = PublicAddress(settings.url)
         self._state = AlertState()
-        # retries of the report that the database failed; -1 = not yet tried
-        self._failed_said = -1
+        # tries after the first to send the alert that the database failed; -1 = not yet tried
+        self._failure_retries = -1
         self.certificate_ends_at = certificate_end(settings)  # end of the served certificate
 
     def standing(self) -> Counter[str]:
@@ -130,7 +130,7 @@ class Alerts:
     async def look(self) -> tuple[Alert, ...]:
         """Raise due alerts and deliver waiting ones; return the raised ones."""
         if self._db.failed:
-            return await self._say_failed(self._db.failed)
+            return await self._send_failure(self._db.failed)
         try:
             raised = await self._look()
             await self._deliver()
@@ -141,16 +141,16 @@ class Alerts:
 
     async def _look(self) -> tuple[Alert, ...]:
         now = self._clock.now()
-        announced = _said(self._state)
-        local = here(self._space, self.certificate_ends_at, now, self._machine, announced)
+        open_now = _open_alerts(self._state)
+        local = here(self._space, self.certificate_ends_at, now, self._machine, open_now)
         local += failing(self._lately(), self._machine)
         await asyncio.to_thread(self.address.look)
         local += self.address.condition(self._machine)
 
         def read(conn: Connection) -> tuple[AlertState, list[Condition]]:
             state = self._stored(conn)
-            sent, answers = _said(state), self._standstills.read(conn)
-            return state, [*local, *in_database(conn, self._settings, now, sent, answers)]
+            open_now, answers = _open_alerts(state), self._standstills.read(conn)
+            return state, [*local, *in_database(conn, self._settings, now, open_now, answers)]
 
         before, conditions = await self._db.read(read)
         if self._next(before, conditions, now)[0] == before:
@@ -235,8 +235,8 @@ class Alerts:
     def _drop(self, conn: Connection, ids: set[int]) -> AlertState:
         key_values.locked(conn, key_values.ALERTS)
         state = self._stored(conn)
-        left = tuple(letter for letter in state.letters if letter.id not in ids)
-        state = msgspec.structs.replace(state, letters=left)
+        waiting = tuple(letter for letter in state.letters if letter.id not in ids)
+        state = msgspec.structs.replace(state, letters=waiting)
         self._put(conn, state)
         return state
 
@@ -254,17 +254,17 @@ class Alerts:
             log.warning(event, kind=alert.kind, tries=letter.tries, error=problem)
         return problem
 
-    async def _say_failed(self, why: str) -> tuple[Alert, ...]:
+    async def _send_failure(self, why: str) -> tuple[Alert, ...]:
         """Send the alert that the database failed; its tries are counted in memory."""
         now = self._clock.now()
-        first = self._failed_said < 0
+        first = self._failure_retries < 0
         alert = self._alert("database", why, now)
         if first:
             log.warning("alert", kind=alert.kind, state=alert.state, message=alert.message)
-        if self._failed_said <= len(RETRY_S):
-            self._failed_said += 1
+        if self._failure_retries <= len(RETRY_S):
+            self._failure_retries += 1
             if not await deliver(self._settings.alert_webhook, alert):
-                self._failed_said = len(RETRY_S) + 1
+                self._failure_retries = len(RETRY_S) + 1
         return (alert,) if first else ()
 
     def _alert(self, kind: AlertKind | Literal["test"], message: str, now: float) -> Alert:
@@ -294,11 +294,12 @@ def standing(conn: Connection) -> tuple[StandingAlert, ...]:
     return tuple(alert for alert in alerts if alert.said_at is not None)
 
 
-def _said(state: AlertState) -> set[tuple[str, str]]:
+def _open_alerts(state: AlertState) -> set[tuple[str, str]]:
+    """Return the keys of the sent alerts that are not over."""
     return {alert.key for alert in state.standing if alert.said_at is not None}
 
 
-def told(alert: StandingAlert, now: float) -> str:
+def end_sentence(alert: StandingAlert, now: float) -> str:
     """Return the sentence about the end of a trouble: its fact and its duration, without advice."""
     return f"{alert.message}; that lasted {span(now - alert.since)}"
 
@@ -311,7 +312,7 @@ def advance(
     after: list[StandingAlert] = []
     alerts: list[Alert] = []
     for condition in conditions[:STANDING_MAX]:
-        alert = _seen(condition, before.pop((condition.kind, condition.about), None), now)
+        alert = _updated(condition, before.pop((condition.kind, condition.about), None), now)
         if _due(alert, condition, now):
             alert = msgspec.structs.replace(alert, said_at=now, newest_at=condition.newest_at)
             alerts.append(_alert(alert, "on", alert.sentence, server, now))
@@ -320,11 +321,11 @@ def advance(
         if _stands(unseen, now, machine):
             after.append(unseen)
         elif unseen.said_at is not None:
-            alerts.append(_alert(unseen, "over", told(unseen, now), server, now))
+            alerts.append(_alert(unseen, "over", end_sentence(unseen, now), server, now))
     return tuple(after[:STANDING_MAX]), alerts
 
 
-def _seen(condition: Condition, before: StandingAlert | None, now: float) -> StandingAlert:
+def _updated(condition: Condition, before: StandingAlert | None, now: float) -> StandingAlert:
     """Return the alert of a condition that a check has found, in the words of that check."""
     alert = StandingAlert(
         kind=condition.kind,

@@ -74,6 +74,8 @@ log = structlog.get_logger("backup")
 
 
 class TableFile(msgspec.Struct, frozen=True, kw_only=True):
+    """File of one table in a backup."""
+
     rows: int
     sha256: str
 
@@ -113,15 +115,15 @@ async def backup(
     to: Path,
     place: BackupPlace | None = None,
 ) -> BackupSummary:
-    """Write a backup into a new or empty folder, or through it to another place, and read
-    it again.
+    """Write a backup into a new or empty folder, or by way of the folder to another `place`, and
+    read it again.
 
     Raises Conflict when the folder is not empty, NotFound for a lost blob.
     """
     place = place or FolderPlace(blobs, to)
     await in_pool(_make_room, to)
     try:
-        listed = await _written(db, settings, clock, to, place)
+        listed = await _write(db, settings, clock, to, place)
     except BaseException as error:
         await in_pool(delete_folder, to, "scratch")
         if isinstance(error, StorageFull):
@@ -156,11 +158,11 @@ def _shortage(folder: Path, settings: Settings) -> str:
     return f"{size(free)} are free beside the backup {folder}"
 
 
-async def _written(
+async def _write(
     db: Database, settings: Settings, clock: Clock, to: Path, place: BackupPlace
 ) -> BackupList:
     key = SigningKey.load(settings.signing_key_file)
-    wanted, tables = await _consistent(db, to, place)
+    blobs, tables = await _copy_consistent(db, to, place)
     keys = await in_pool(_copy_keys, settings, to / "keys")
     listed = BackupList(
         format=FORMAT,
@@ -169,7 +171,7 @@ async def _written(
         public_key=key.public_key.hex(),
         tables=tables,
         keys=keys,
-        blobs=wanted,
+        blobs=blobs,
     )
     payload = canonical(listed)
     await in_pool(write_private, to / SIGNATURE, key.sign(payload).hex().encode())
@@ -210,18 +212,18 @@ class FolderPlace:
         await in_pool(write_private, folder / LIST, payload)
 
 
-async def _consistent(
+async def _copy_consistent(
     db: Database, to: Path, place: BackupPlace
 ) -> tuple[dict[str, int], dict[str, TableFile]]:
     """Copy the rows and blobs of one instant; start again when a blob was deleted in between."""
     for _ in range(SNAPSHOTS_MAX):
         tables = await db.read(lambda conn: _dump(conn, to / "tables"))
-        wanted = await in_pool(_registered, to / "tables" / "blobs.jsonl")
-        gone = [sha for sha in wanted if not await place.take(sha)]
-        if not gone:
-            return wanted, tables
-        known = await db.read(datasets.all_registered)
-        lost = [sha for sha in gone if sha in known]
+        blobs = await in_pool(_registered, to / "tables" / "blobs.jsonl")
+        missing = [sha for sha in blobs if not await place.take(sha)]
+        if not missing:
+            return blobs, tables
+        registered = await db.read(datasets.all_registered)
+        lost = [sha for sha in missing if sha in registered]
         if lost:
             raise NotFound(f"the blob {lost[0]} is lost or damaged: `coordinator check` says more")
     raise Conflict("in each try a blob was deleted before it was copied: try again")
@@ -236,7 +238,7 @@ def _make_room(to: Path) -> None:
 
 def _dump(conn: Connection, folder: Path) -> dict[str, TableFile]:
     dump.begin_snapshot(conn)
-    found = {}
+    files = {}
     for name in dump.names():
         digest, count = hashlib.sha256(), 0
         with storage_errors(), _private(folder / f"{name}.jsonl") as file:
@@ -247,8 +249,8 @@ def _dump(conn: Connection, folder: Path) -> dict[str, TableFile]:
                 count += 1
             file.flush()
             os.fsync(file.fileno())
-        found[name] = TableFile(rows=count, sha256=digest.hexdigest())
-    return found
+        files[name] = TableFile(rows=count, sha256=digest.hexdigest())
+    return files
 
 
 def _private(path: Path) -> BinaryIO:
@@ -310,12 +312,12 @@ def _key_files(settings: Settings) -> dict[str, Path]:
 
 
 def _copy_keys(settings: Settings, folder: Path) -> dict[str, str]:
-    found = {}
+    hashes = {}
     for name, path in _key_files(settings).items():
         data = path.read_bytes()
         write_private(folder / name, data)
-        found[name] = hashlib.sha256(data).hexdigest()
-    return found
+        hashes[name] = hashlib.sha256(data).hexdigest()
+    return hashes
 
 
 def summary(path: Path | str, listed: BackupList) -> BackupSummary:
@@ -369,21 +371,21 @@ def check_one_key(place: str, names: Mapping[str, str]) -> None:
         )
 
 
-def check_files(source: Path, listed: BackupList, known: Container[str] = ()) -> None:
-    """Check the hash of every file of a backup but the `known` blobs, which were just read back.
-    Raises Configuration with the first wrong one.
+def check_files(source: Path, listed: BackupList, checked: Container[str] = ()) -> None:
+    """Check the hash of every file of a backup except the blobs `checked`, which the caller has
+    just read back. Raises Configuration with the first wrong one.
     """
-    wanted = {source / "tables" / f"{n}.jsonl": t.sha256 for n, t in listed.tables.items()}
-    wanted |= {source / "keys" / name: sha for name, sha in listed.keys.items()}
-    unread = (sha for sha in listed.blobs if sha not in known)
-    wanted |= {source / "blobs" / sha[:2] / sha: sha for sha in unread}
-    for path, sha in wanted.items():
+    hashes = {source / "tables" / f"{n}.jsonl": t.sha256 for n, t in listed.tables.items()}
+    hashes |= {source / "keys" / name: sha for name, sha in listed.keys.items()}
+    unread = (sha for sha in listed.blobs if sha not in checked)
+    hashes |= {source / "blobs" / sha[:2] / sha: sha for sha in unread}
+    for path, sha in hashes.items():
         try:
             with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise Configuration(f"the backup lacks {path}: {error.strerror}") from error
-        if found != sha:
+        if digest != sha:
             raise Configuration(f"the backup is damaged: {path} is not what was saved")
 
 
@@ -466,19 +468,21 @@ def _load(conn: Connection, folder: Path, listed: BackupList) -> None:
 
 
 async def state_recovery(settings: Settings) -> RestorePayload:
-    """Sign the state after a recovery by PostgreSQL, as `restore` signs the state of a backup, and
-    return it. Running replicas pass it on.
+    """Sign the state of a database that PostgreSQL recovered, as `restore` signs that of a backup;
+    return it. Running replicas send it to volunteers.
     """
     db = await Database.open(settings.database_url, exclusive=True)
     try:
         key, now = await own_key(db, settings.signing_key_file), SystemClock().now()
-        stated = await db.write(lambda conn: _state_restore(conn, key, highest_instant(conn), now))
+        statement = await db.write(
+            lambda conn: _state_restore(conn, key, highest_instant(conn), now)
+        )
         blobs = open_blobs(settings.blobs_url, settings.directory / "cache")
         marks = StoreMarks(settings, db, blobs, key, SystemClock())
         await marks.take_over(recovered=True)
     finally:
         await db.close()
-    return stated
+    return statement
 
 
 def _state_restore(
@@ -489,12 +493,12 @@ def _state_restore(
     """
     heads = {run.name: run.head for run in runs.every(conn)}
     tree = record_tree.tree_head(conn, now)
-    stated = RestorePayload(heads=heads, tree=tree, saved_at=saved_at)
-    payload = canonical(stated)
+    statement = RestorePayload(heads=heads, tree=tree, saved_at=saved_at)
+    payload = canonical(statement)
     signed = SignedRestore(payload=payload.decode(), signature=key.sign(payload).hex())
     key_values.put(conn, key_values.RESTORED, msgspec.json.encode(signed).decode())
     key_values.delete_key(conn, key_values.LOST, "asked")
-    return stated
+    return statement
 
 
 def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:

@@ -57,21 +57,20 @@ class Checks:
 
     async def _check_blobs(self) -> tuple[int, list[str]]:
         """Check that every registered blob is stored with the right bytes."""
-        noted = await self._db.read(datasets.all_registered)
+        registered = await self._db.read(datasets.all_registered)
         problems = []
-        for sha, size in sorted(noted.items()):
+        for sha, size in sorted(registered.items()):
             problem = await self._blob_problem(sha, size)
-            if problem and sha in await self._db.read(
-                datasets.all_registered
-            ):  # the blob was not deleted meanwhile
+            # a blob that was deleted meanwhile is no breach
+            if problem and sha in await self._db.read(datasets.all_registered):
                 problems.append(problem)
-        return len(noted), problems
+        return len(registered), problems
 
     async def _blob_problem(self, sha: str, size: int) -> str:
         try:
-            there = await self._blobs.size(sha)
-            if there != size:
-                return f"the blob {sha} has {there} bytes, not {size}"
+            stored_size = await self._blobs.size(sha)
+            if stored_size != size:
+                return f"the blob {sha} has {stored_size} bytes, not {size}"
             if await self._blobs.hash(sha) != sha:
                 return f"the blob {sha} is damaged: its bytes have another hash"
         except (VolunteerError, OSError) as error:

@@ -1,9 +1,9 @@
 """Loss of transactions under running servers: a standby that was behind was promoted, or an earlier
 state was put in the database's place.
 
-Versions and the record only grow. A server remembers the newest ones that it read, and knows of a
-loss when the database has less, until the organiser signs the present state (`coordinator migrate
---recovered`).
+Versions and the record only grow. A server remembers the newest state that it read, and reports a
+loss if the database holds an earlier one, until the organiser signs the present state (`coordinator
+migrate --recovered`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Losses(PlatformService):
         """Store and return the losses since the last look; "" = none."""
         former = self._former
         await self._db.check_schema()
-        state, lost = await self._db.read(lambda conn: _compared(conn, former))
+        state, lost = await self._db.read(lambda conn: _compare(conn, former))
         if lost:
             await self._db.write(lambda conn: _note(conn, lost))
             log.error("the database lost its newest transactions", lost=lost)
@@ -69,7 +69,7 @@ class Losses(PlatformService):
         return lost
 
 
-def _compared(conn: Connection, former: NewestState | None) -> tuple[NewestState, str]:
+def _compare(conn: Connection, former: NewestState | None) -> tuple[NewestState, str]:
     """Return the present state, and a sentence about the missing part of the former state."""
     state = NewestState(
         restored_at=restored_at(conn),
@@ -105,4 +105,4 @@ def _signature(conn: Connection, run_id: int, version: int, head: versions.HeadR
 
 def _note(conn: Connection, lost: str) -> None:
     key_values.put(conn, key_values.LOST, lost)
-    authentication.changed(conn)  # no process goes on with an account that was lost
+    authentication.renew_stamp(conn)  # no process goes on with an account that was lost

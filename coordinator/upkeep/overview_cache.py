@@ -1,19 +1,12 @@
-"""Overview for the organiser, read so rarely that watching costs almost nothing; and beats: this
-process's regular reports to the other processes.
-"""
+"""Overview for the organiser, read so rarely that watching costs almost nothing."""
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
 from coordinator.database.monitoring import census, overview_rows, replicas
 from coordinator.rules import health
@@ -22,14 +15,12 @@ from coordinator.rules.overview import (
     Flow,
     Gauges,
     Overview,
-    ReplicaFigures,
     WholeFigures,
 )
 from coordinator.runs.standstills import Standstills
 from coordinator.ttl_cache import CachedValue
 from coordinator.upkeep.alerts import standing
-from shared.clock import Clock, machine_time, pause
-from shared.errors import VolunteerError
+from shared.clock import Clock, machine_time
 from shared.protocol.base import Standstill
 
 if TYPE_CHECKING:
@@ -42,8 +33,6 @@ CENSUS_S = 5.0
 # A part is read again only after this many times the duration of its last read. This never matters
 # on an idle machine: an overview takes 1 ms, a census of 10,000 workers 17 ms (2 cores, SQLite).
 OVERVIEW_REST, CENSUS_REST = 5.0, 20.0
-
-log = structlog.get_logger("overview")
 
 
 class Overviews:
@@ -127,61 +116,3 @@ def _gauges(conn: Connection, now: float, answers: Mapping[str, Standstill]) -> 
         ),
         queues=overview_rows.queues(conn, now),
     )
-
-
-class Beats:
-    """Stores the beats of this process until it stops; counts the serving processes."""
-
-    def __init__(
-        self,
-        db: Database,
-        clock: Clock,
-        directory: Path,
-        figures: Callable[[], ReplicaFigures],
-        among: Callable[[int], None],
-    ) -> None:
-        self._db = db
-        self._clock = clock
-        self._id = secrets.token_hex(8)
-        # Only one process at a time serves a SQLite file, even if the file was moved.
-        alone = db.dialect == "sqlite"
-        self._place = "sqlite" if alone else f"{socket.gethostname()}:{directory}"[:255]
-        self._figures = figures
-        self._among = among
-        self._before = ReplicaFigures()
-        self._before_at = clock.monotonic()
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Beat until `stop`; a failed beat is retried with the next."""
-        while not stop.is_set():
-            await self._try(await asyncio.to_thread(self._measure))
-            await pause(self._clock, health.BEAT_S, stop)
-        await self._try(None)
-
-    async def _try(self, figures: ReplicaFigures | None) -> None:
-        try:
-            self._among(await self._db.write(partial(self._write, figures=figures)))
-        except VolunteerError as error:
-            log.warning("beat not written", error=error.message)
-
-    def _write(self, conn: Connection, figures: ReplicaFigures | None) -> int:
-        now = self._clock.now()
-        if figures is None:
-            replicas.end(conn, self._id)
-        elif not replicas.beat(conn, self._id, figures, now):
-            replicas.begin(conn, self._id, self._place, now)
-            replicas.beat(conn, self._id, figures, now)
-        return replicas.alive(conn, now - health.SILENT_S)
-
-    def _measure(self) -> ReplicaFigures:
-        """Return the figures of this process, with rates since the last measurement."""
-        figures, at = self._figures(), self._clock.monotonic()
-        before, passed = self._before, max(0.001, at - self._before_at)
-        self._before, self._before_at = figures, at
-        return msgspec.structs.replace(
-            figures,
-            requests_a_second=(figures.requests - before.requests) / passed,
-            in_a_second=(figures.bytes_in - before.bytes_in) / passed,
-            out_a_second=(figures.bytes_out - before.bytes_out) / passed,
-            cpu_share=max(0.0, figures.cpu_s - before.cpu_s) / passed if before.cpu_s else 0.0,
-        )

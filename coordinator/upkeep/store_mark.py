@@ -1,13 +1,13 @@
 """Mark of a blob store: the database whose blobs it holds, and the last turn that database took.
 
 The file `owner` of a store and the database carry the same random mark. While a server runs it
-takes a new turn each minute, written to the database first, then to the store. Whoever finds a turn
-that its database never took is on a copy of the database, or on one that lost transactions: it
-deletes nothing until its organiser decides.
+takes a new turn each minute, a random number written to the database first, then to the store. A
+server that finds a turn in the store that its database never took works on a copy of the database,
+or on one that lost transactions: it deletes nothing until its organiser decides.
 
     same mark, known turn       this database's store
-    same mark, unknown turn     a copy of this database was here, or this one is older than it was:
-                                so it is if the turn was taken at this database's own address
+    same mark, unknown turn     this database lost its newest transactions, if the turn was taken at
+                                its own address; otherwise a copy of it used the store
     other mark, other key       another coordinator's store
     no mark                     a new store, if it holds no blob that this database does not know
 """
@@ -62,19 +62,19 @@ class StoreMark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """What the database remembers of its store."""
+    """Facts about its store that the database keeps."""
 
     mark: str
     store: str  # address of the store that carries the mark; "" = none
     turns: tuple[str, ...]
     database: str
-    lost: str  # what the database lost: nothing is deleted meanwhile
+    lost: str  # lost transactions, in words: nothing is deleted meanwhile; "" = none
 
 
 class _Problem(NamedTuple):
-    """Why a store is not this database's, and what its organiser may do."""
+    """Reason why a store is not this database's, and the advice for its organiser."""
 
-    reason: str  # "" = it is
+    reason: str  # "" = the store is this database's
     advice: str = TAKE_OVER
     older: bool = False  # this database lost its newest transactions
 
@@ -100,8 +100,9 @@ class StoreMarks:
             raise Configuration(f"{problem.reason}: {problem.advice}")
 
     async def renew(self) -> bool:
-        """Take a turn of a server when it is time; return False where the store is not this
-        database's alone, and store the reason for the alerts, or where transactions were lost.
+        """Take a new turn if the last one is old; return False, so that nothing is deleted, if the
+        store is not this database's alone or transactions were lost. The reason is stored for the
+        alerts.
         """
         if not (await self._db.read(_memory)).mark:
             await self.claim()
@@ -109,8 +110,8 @@ class StoreMarks:
         if mark is None:
             problem = f"the file `owner` of {self._store} is gone"
         else:
-            why = self._problem(memory, mark)
-            problem = f"{why.reason}: {why.advice}" if why.older else why.reason
+            reason, advice, older = self._problem(memory, mark)
+            problem = f"{reason}: {advice}" if older else reason
             if not problem and mark.contested:
                 problem = self._foreign(mark)
         await self._db.write(lambda conn: _note(conn, problem))
@@ -133,8 +134,8 @@ class StoreMarks:
     async def take_over(self, *, recovered: bool = False) -> None:
         """Make the store this database's from now on, with a new mark.
 
-        Raises Configuration while another server uses it, and for a database that lost its newest
-        transactions, unless it is `recovered`: then that server is one of its own.
+        Raises Configuration while a server of another database uses it, and for a database that
+        lost its newest transactions, except with `recovered`, after a recovery of this database.
         """
         memory, mark = await self._db.read(_memory), await stored_mark(self._blobs, self._store)
         if mark is not None and not recovered:
@@ -222,9 +223,9 @@ class StoreMarks:
 
 async def stored_mark(blobs: BlobStore, store: str = "the blob store") -> StoreMark | None:
     """Return the mark of a store; None where it has none. Raises Configuration."""
-    stored = await blobs.owner()
+    text = await blobs.owner()
     try:
-        return decode(stored, StoreMark) if stored else None
+        return decode(text, StoreMark) if text else None
     except ValueError as error:
         raise Configuration(f"the file `owner` of {store} cannot be read") from error
 

@@ -1,7 +1,7 @@
 """Series of backups in an object store, where the backups share their blobs.
 
 PREFIX/INSTANT/backup.json ...   as in a folder, without blobs
-PREFIX/ab/abcdef...              the blobs of all
+PREFIX/ab/abcdef...              blobs of all backups, named by hash
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class StoredBackups:
 
     async def names(self) -> list[str]:
         """Return the names of the complete backups, oldest first."""
-        below = self._store.objects(self._only or None)
-        parts = [item["path"].split("/") async for item in below]
-        return sorted(at[0] for at in parts if at[1:] == [LIST] and IS_NAME.fullmatch(at[0]))
+        objects = self._store.objects(self._only or None)
+        paths = [item["path"].split("/") async for item in objects]
+        return sorted(p[0] for p in paths if p[1:] == [LIST] and IS_NAME.fullmatch(p[0]))
 
     async def listing(self, scratch: Path) -> list[BackupSummary]:
         """Return the summary of each backup, oldest first; the signatures are checked."""

@@ -137,15 +137,16 @@ class Upkeep(PlatformService):
         def mark(conn: Connection) -> int:
             marked = 0
             for run in runs.every(conn):
-                keep = definition(run).file.retention
-                held = tasks.bases_in_use(conn, run.id)
-                kept = {0, run.head, *held, *opponents(conn, run.id)}
-                kept |= {run.best} if run.best is not None else set()
-                newest = run.head - keep.latest + 1
+                retention = definition(run).file.retention
+                bases = tasks.bases_in_use(conn, run.id)
+                keep = {0, run.head, *bases, *opponents(conn, run.id)}
+                keep |= {run.best} if run.best is not None else set()
+                newest = run.head - retention.latest + 1
                 if definition(run).declaration.taught_by == "experience":
                     # episodes may use any version after a leased base
-                    newest = min([newest, *held])
-                for row in versions.prunable(conn, run.id, sorted(kept), newest, keep.every):
+                    newest = min([newest, *bases])
+                prunable = versions.prunable(conn, run.id, sorted(keep), newest, retention.every)
+                for row in prunable:
                     evaluations.set_evaluation(conn, run.id, row.version, pruned=True)
                     marked += 1
             return marked
@@ -170,13 +171,13 @@ class Upkeep(PlatformService):
         await self._db.write(lambda conn: volunteers.clear_networks(conn, now))
         await self._db.write(member_rows.delete_forgotten)
 
-        def taken(conn: Connection) -> list[str]:
+        def take(conn: Connection) -> list[str]:
             used = _used(conn, now)
             most = max(SWEPT_MIN, int(unreferenced_blobs.let_go(conn, used, before) * SWEPT_SHARE))
             return unreferenced_blobs.take(conn, used, self._sweeper, (before, now), most)
 
         until = self._clock.monotonic() + SWEEPER_S / 2
-        names, deleted = await self._db.write(taken), list[str]()
+        names, deleted = await self._db.write(take), list[str]()
         try:
             for name in names:
                 if self._clock.monotonic() > until:

@@ -22,7 +22,8 @@ from coordinator.database.tables.versions import evaluations, versions
 from coordinator.rules import health
 from coordinator.rules.overview import Flow, ReplicaFigures
 from coordinator.runs.queries import RunQueries
-from coordinator.upkeep.overview_cache import Beats, Overviews
+from coordinator.upkeep.overview_cache import Overviews
+from coordinator.upkeep.replica_beats import Beats
 from tests.support.local_coordinator import local_coordinator
 from tests.support.long_run import effort, look_again
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
