@@ -15,7 +15,7 @@ from coordinator.database.recomputes import StoredCase
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.rules import checks as rules
-from coordinator.rules.sizing import RunProgress
+from coordinator.rules.sizing import StepsAndTokens
 from coordinator.runs.definition import definition
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shared.proofs.signing import SigningKey
 
 
-BEGINNING = RunProgress(0, 0)
+BEGINNING = StepsAndTokens(0, 0)
 
 
 class BlobSource(Protocol):
@@ -89,7 +89,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         base = versions.get(conn, run.id, run.head)
         if lease_message.read_spec(conn, run.id).pacing is not None:
             return cls._learner(conn, run, base, steps)
-        progress = RunProgress(base.global_step, base.tokens)
+        progress = StepsAndTokens(base.global_step, base.tokens)
         return cls.first(conn, run, base.published_sha256, steps, progress)
 
     @classmethod
@@ -99,7 +99,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         run: RunRow,
         base_sha256: str,
         steps: int,
-        progress: RunProgress = BEGINNING,
+        progress: StepsAndTokens = BEGINNING,
     ) -> Case | None:
         """Return a task of so many steps over the first samples of a pass; None for a run that
         makes its own data, or whose members keep it.

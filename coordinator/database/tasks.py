@@ -313,7 +313,9 @@ _AWAITS = sa.select(tasks.c.id, tasks.c.run_id).where(
 
 
 def await_merge(conn: sa.Connection, task_ids: Sequence[int]) -> dict[int, int]:
-    """Return the runs of those tasks not begun whose worker's contribution waits for a merge."""
+    """Return, by task, the runs of tasks that have not begun because their worker's contribution
+    waits for a merge.
+    """
     return {row.id: row.run_id for row in conn.execute(_AWAITS, {"ids": task_ids})}
 
 
@@ -424,7 +426,7 @@ def is_hopeless(conn: sa.Connection, row: TaskRow, settings: TaskSettings, now: 
 def _condemned(
     conn: sa.Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
 ) -> bool:
-    """Return True if `least` volunteers failed a task, or with `alone` all who work for the run."""
+    """Return True if `least` volunteers failed a task, or with `alone` all volunteers of the run."""
     voices = _voices(conn, row.id, kind)
     against = {who for who, is_vetted in voices.items() if is_vetted}
     working = {who for who, is_vetted in _at_work(conn, row.run_id, now).items() if is_vetted}

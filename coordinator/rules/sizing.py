@@ -316,7 +316,7 @@ def steps_of_update(plan: Plan, local_steps: int) -> int:
     return min(local_steps, plan.gradient_every) if parted else local_steps
 
 
-class RunProgress(NamedTuple):
+class StepsAndTokens(NamedTuple):
     """Progress of a run at a version."""
 
     global_step: int
@@ -328,7 +328,7 @@ def total_steps(
     plan: Plan,
     samples: int,
     sample_size: int = 1,
-    progress: RunProgress | None = None,
+    progress: StepsAndTokens | None = None,
 ) -> int:
     """Return the expected global steps of a run, as far as `[stop]` limits them; 0 = unknown.
 

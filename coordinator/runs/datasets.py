@@ -63,7 +63,7 @@ class _ChunkStore:
 
 
 class _ThreadPut:
-    """`put` of a build in a thread: the event loop stores its chunks, until the build is stopped."""
+    """Function `put` of a build in a thread: the event loop stores the chunks, until a stop."""
 
     def __init__(self, chunks: _ChunkStore) -> None:
         self._chunks, self._loop = chunks, asyncio.get_running_loop()

@@ -16,7 +16,7 @@ from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS, TASKS
 from coordinator.rules import run_file
 from coordinator.rules.run_file import RunFile
-from coordinator.rules.sizing import RunProgress, share_done, total_steps
+from coordinator.rules.sizing import StepsAndTokens, share_done, total_steps
 from shared.errors import InvalidRunFile
 from shared.programs.machine_limits import free_memory_bytes
 from shared.proofs.signing import canonical, digest
@@ -65,9 +65,9 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     schema_sha256: str
     parameters: int
 
-    def total_steps(self, run: RunRow, progress: RunProgress | None = None) -> int:
+    def total_steps(self, run: RunRow, progress: StepsAndTokens | None = None) -> int:
         """Return the expected total of global steps, from the head or `progress`; 0 = unknown."""
-        progress = progress or RunProgress(run.global_step, run.tokens)
+        progress = progress or StepsAndTokens(run.global_step, run.tokens)
         samples = self._samples(run)
         return total_steps(self.file, self.plan, samples, run.sample_size, progress)
 

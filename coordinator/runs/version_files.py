@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.rules.sizing import RunProgress
+from coordinator.rules.sizing import StepsAndTokens
 from coordinator.runs.definition import Definition, definition
 from shared.decoding import decode
 from shared.proofs.signing import SigningKey, canonical
@@ -107,7 +107,7 @@ def sign(
     dataset = around.dataset
     about = definition(run)
     tokenizer = dataset.manifest.assets.get("tokenizer") if dataset else None
-    whole = about.total_steps(run, RunProgress(progress.global_step, progress.tokens))
+    whole = about.total_steps(run, StepsAndTokens(progress.global_step, progress.tokens))
     manifest = VersionManifest(
         version=progress.version,
         workload=run.workload,

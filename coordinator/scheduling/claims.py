@@ -37,7 +37,7 @@ from coordinator.rules.dispatch import (
 )
 from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.placement import Machines
-from coordinator.rules.sizing import Run, RunPace, RunProgress, round_in_work, work_of
+from coordinator.rules.sizing import Run, RunPace, StepsAndTokens, round_in_work, work_of
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.rules.standstill import PauseFacts, RunFacts, standstill
 from coordinator.scheduling import lease_message
@@ -231,7 +231,7 @@ class Claims:
         for run_id in {row.run_id for row in served.rows.values()}:
             spec = self.spec(conn, run_id)
             line = lines.get(run_id) or claim_rows.live_run(conn, run_id)
-            progress = RunProgress(line.global_step, line.tokens)
+            progress = StepsAndTokens(line.global_step, line.tokens)
             served.runs[run_id] = JobBase.of(spec, spec.plan, progress)
         served.audits = audits.works(
             conn, [row.id for row in served.rows.values() if row.kind == AUDIT]
@@ -448,8 +448,8 @@ def _no_right(account: Rights, now: float, contact: str) -> Refusal | None:
     if account.rest_until > now:
         left_s = account.rest_until - now
         message = (
-            f"the last {counted(account.unproven, 'check')} of this account's work proved nothing: it "
-            f"gets work again in {left_s:.0f} s"
+            f"the last {counted(account.unproven, 'check')} of this account's work proved nothing: "
+            f"it gets work again in {left_s:.0f} s"
         )
         return Refusal(reason=Reason.IN_FLIGHT, message=message, retry_after_s=min(left_s, 300.0))
     return None

@@ -19,7 +19,7 @@ from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import (
     Run,
     RunPace,
-    RunProgress,
+    StepsAndTokens,
     episodes_bytes_max,
     home_seed,
     memory_bytes,
@@ -100,7 +100,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the batch size of a pass's tasks: samples in a step, or 1 for games."""
         return self.file.task.batch_size if self.pacing is None else 1
 
-    def total_steps(self, progress: RunProgress) -> int:
+    def total_steps(self, progress: StepsAndTokens) -> int:
         """Return the expected total of global steps, extrapolated from `progress`; 0 = unknown."""
         return total_steps(self.file, self.plan, sum(self.counts), self.sample_size, progress)
 
@@ -117,11 +117,11 @@ class JobBase(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def at(cls, spec: Spec, base: VersionRow) -> JobBase:
         """Return the common part of the jobs from a version."""
-        progress = RunProgress(base.global_step, base.tokens)
+        progress = StepsAndTokens(base.global_step, base.tokens)
         return cls.of(spec, spec.plan, progress)
 
     @classmethod
-    def of(cls, spec: Spec, plan: Plan, progress: RunProgress) -> JobBase:
+    def of(cls, spec: Spec, plan: Plan, progress: StepsAndTokens) -> JobBase:
         """Return the common part of the jobs at this progress, under the plan in force."""
         whole = spec.total_steps(progress)
         train = spec.file.train

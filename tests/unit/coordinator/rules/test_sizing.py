@@ -20,7 +20,7 @@ from coordinator.rules.sizing import (
     RoundInWork,
     Run,
     RunPace,
-    RunProgress,
+    StepsAndTokens,
     TaskInWork,
     allowance_s,
     clamped,
@@ -332,7 +332,7 @@ def test_a_run_of_unknown_units_counts_samples() -> None:
     file = run_file.from_table({"name": "r", "workload": "gpt", "stop": {"passes": 2}})
     whole = plan({"quorum": 2})
     assert total_steps(file, whole, 1000) == total_steps(file, whole, 1000, 1) == 63
-    for reached in (RunProgress(0, 100), RunProgress(100, 0)):  # nothing is told yet
+    for reached in (StepsAndTokens(0, 100), StepsAndTokens(100, 0)):  # nothing is told yet
         assert total_steps(file, whole, 1000, 8, reached) == 63
 
 
@@ -379,7 +379,7 @@ def test_a_run_is_as_long_as_the_workers_side_by_side_make_it(
     file = run_file.from_table(
         {"name": "r", "workload": "gpt", "stop": {"tokens": 2_400_000, **stop}}
     )
-    reached = RunProgress(global_step=50, tokens=50 * 16 * 8 * side_by_side)
+    reached = StepsAndTokens(global_step=50, tokens=50 * 16 * 8 * side_by_side)
     assert total_steps(file, plan({"quorum": 2}), 1000, 8, reached) == steps
 
 
@@ -400,7 +400,7 @@ def test_a_run_is_done_by_the_end_that_is_nearest(stop: dict[str, float], done: 
 
 def test_the_length_of_a_run_is_no_larger_than_a_message_can_tell() -> None:
     file = run_file.from_table({"name": "r", "workload": "gpt", "stop": {"tokens": 2**53}})
-    assert total_steps(file, plan({}), 1000, 8, RunProgress(1000, 1)) == 2**31 - 1
+    assert total_steps(file, plan({}), 1000, 8, StepsAndTokens(1000, 1)) == 2**31 - 1
 
 
 @pytest.mark.parametrize(
