@@ -34,7 +34,7 @@ from volunteer.control.event_sentences import START
 from volunteer.control.local_socket import ControlServer
 from volunteer.control.status import VERDICTS_MAX, Status
 from volunteer.i18n.catalogue import choose, use
-from volunteer.machine import outside
+from volunteer.machine import sandbox_helper
 from volunteer.machine.devices import default_threads
 from volunteer.net.api import ASK_S, Api
 from volunteer.net.transfers import Transfers, hub_address
@@ -125,7 +125,7 @@ class Engine:
             self._bus.close()
 
     async def _announce_refused_calls(self) -> None:
-        async for call in outside.refused_calls():
+        async for call in sandbox_helper.refused_calls():
             sentence = Sentence(
                 "the sandbox refused the system call {call}: if work fails, start with "
                 "`--set sandbox=false`, and report the name",
@@ -320,7 +320,7 @@ class Engine:
         return joined
 
     def _set(self, changes: Mapping[str, object]) -> tuple[SettingRow, ...]:
-        outside.do(config.save, self._directories.config / "config.toml", changes)
+        sandbox_helper.do(config.save, self._directories.config / "config.toml", changes)
         loaded = self.loaded
         if "language" in changes:
             use(choose(loaded.settings.display.language))

@@ -222,7 +222,7 @@ def peak(options: argparse.Namespace, train: str, side: str) -> int:
                     ended = {key: value.numpy() for key, value in work.result()[1].items()}
                     update = Delta(frame, ended, schema)
                     codec("int8").encode(update, schema, folder / "update")
-        return looking.most()
+        return looking.peak_bytes()
 
 
 def small(data: tiny_gpt.Folder) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from tests.tui.pages import (
 )
 from volunteer.control import commands, events
 from volunteer.control.events import AnyEvent
-from volunteer.machine.devices import ranked
+from volunteer.machine.devices import rank_groups
 from volunteer.tui.look import Look
 
 PAGE = Look(page="device")
@@ -110,7 +110,7 @@ def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:
 
 async def test_equal_cards_are_one_device_of_the_page(engine: FakeEngine) -> None:
     cards = tuple(replace(scenes.GPU, id=f"cuda:{n}", name="RTX 4090") for n in range(3))
-    [(worker, _)] = ranked(cards)
+    [(worker, _)] = rank_groups(cards)
     told = [*scenes.filled(), events.DevicesFound(devices=(worker,))]
     async with opened(prepared(engine), told, look=PAGE, size=(120, 36)) as (app, pilot):
         await settle(app, pilot)

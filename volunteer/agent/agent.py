@@ -54,10 +54,10 @@ from volunteer.control import events
 from volunteer.control.commands import How, Pause
 from volunteer.control.event_bus import EventBus
 from volunteer.machine import memory_limit
-from volunteer.machine.devices import choose, detect, hardware, ranked
+from volunteer.machine.devices import choose, detect, hardware, rank_groups
 from volunteer.machine.policy_loop import PolicyGuard, PolicyInputs, Read
-from volunteer.machine.sensors import Sense, Sensors, Watch
-from volunteer.machine.surroundings import Senses
+from volunteer.machine.sensors import Sense, Sensors, SensorWatch
+from volunteer.machine.surroundings import SurroundingsReader
 from volunteer.settings.settings import Settings
 from volunteer.settings.work_rules import WorkRules
 from volunteer.storage.leases import HeldLease
@@ -135,7 +135,7 @@ class Agent:
         self.benchmarks = Benchmarks(place=place, settings=settings)
         self._steps = ModelSteps(home=store.home, bus=bus, clock=timing.clock, settings=settings)
         self._guard = PolicyGuard(settings.rules, self._policy_inputs(), self._pauses)
-        self.sensors = Watch(bus, timing.clock, lambda: machine.sense(self._lent_ids))
+        self.sensors = SensorWatch(bus, timing.clock, lambda: machine.sense(self._lent_ids))
         self._limit_bandwidth(settings.rules)
         remote.api.client.watch = self._announce_connection
 
@@ -245,8 +245,8 @@ class Agent:
         finally:
             news.cancel()
         memory_gb = self._settings.memory_gb
-        memory_limit.follow(memory_gb)
-        groups = ranked(choose(self._settings.device, devices))
+        memory_limit.adjust(memory_gb)
+        groups = rank_groups(choose(self._settings.device, devices))
         first_of_groups = {device.id: device for device, _ in groups}
         twins = {twin for _, more in groups for twin in more}
         devices = tuple(
@@ -261,7 +261,7 @@ class Agent:
             (d, self._trainers.get(d.id) or self._thread(d.id)) for d in first_of_groups.values()
         ]
         for (_, trainer), (_, more) in zip(pairs, groups, strict=True):
-            trainer.others = more
+            trainer.rank_devices = more
         first.device = pairs[0][0].id
         self._steps.announce()
         self.choice.announce()
@@ -435,7 +435,7 @@ class Agent:
 
     def _policy_inputs(self) -> PolicyInputs:
         return PolicyInputs(
-            read=self._machine.read or Senses(self.store.cache.root).read,
+            read=self._machine.read or SurroundingsReader(self.store.cache.root).read,
             devices=lambda: self._lent_ids,
             share=self._pauses.set_shares,
             say=self._bus.notice,

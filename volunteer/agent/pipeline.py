@@ -157,7 +157,7 @@ class _LeaseRun:
             if isinstance(outcome, Interrupted):
                 return outcome
             work.phase = "encode"
-            if place.last and not plan.redo and task.roomy:
+            if place.last and not plan.redo and task.leaves_room:
                 work.free()
             entry = await pipeline.encoder.do(partial(task.submit, outcome.value))
             pipeline.life.notify()  # the part can be submitted

@@ -195,12 +195,12 @@ class _Export:
         """Return the copy: trained, or without passes the version as it is."""
         from shared.clock import SystemClock
         from volunteer.machine.devices import choose, default_threads, detect
-        from volunteer.training.own_copy import OwnCopy, read, tuned
+        from volunteer.training.own_copy import OwnCopy, read_weights, train_copy
         from volunteer.training.trainer import Trainer
 
         source = home.source
         if not self._passes:
-            return OwnCopy(weights=read(source))
+            return OwnCopy(weights=read_weights(source))
         threads = self._settings.threads or default_threads()
         trainer = Trainer("export", threads=threads, clock=SystemClock())
         trainer.start()
@@ -215,7 +215,7 @@ class _Export:
                 )
             )
             device = choose(self._settings.device, trainer.call(detect).result())[0].id
-            return tuned(trainer, replace(source, device=device), self._passes, watch.steps)
+            return train_copy(trainer, replace(source, device=device), self._passes, watch.steps)
         finally:
             trainer.close()
 

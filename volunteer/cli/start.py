@@ -147,9 +147,9 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> s
     from volunteer.machine import memory_limit, sandbox
 
     listener = None
-    if sandbox.held():
+    if sandbox.landlock_version():
         from volunteer.control.local_socket import listen
-        from volunteer.machine import outside
+        from volunteer.machine import sandbox_helper
 
         listener = listen(Profile(directories.profile).endpoint)
         writable = [directories.profile, directories.cache, Path(listener.getsockname()).parent]
@@ -159,7 +159,7 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> s
                 writable.append(exports())
         temporary = directories.cache / "tmp"
         delete_folder(temporary, "scratch")
-        outside.begin(_outside(directories.config / "config.toml"))
+        sandbox_helper.begin(_outside(directories.config / "config.toml"))
         ports = _ports(directories, settings)
         sandbox.confine(writable, directories.config, private_directory(temporary), ports)
     memory_limit.limit(settings.memory_gb)
@@ -168,8 +168,8 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> s
 
 def _outside(path: Path) -> Mapping[Callable[..., object], Callable[..., object]]:
     """Return the jobs outside of the sandbox, each with the function that checks its arguments."""
-    from volunteer.machine.outside import open_page
-    from volunteer.machine.presence import GNOME_IDLE, run_here, x11_s
+    from volunteer.machine.presence import GNOME_IDLE, run_here, x11_unused_s
+    from volunteer.machine.sandbox_helper import open_page
     from volunteer.machine.surroundings import LINUX_METERED
 
     def save(_: str, changes: Mapping[str, object]) -> None:
@@ -185,7 +185,7 @@ def _outside(path: Path) -> Mapping[Callable[..., object], Callable[..., object]
     def read(command: Sequence[str]) -> str:
         return run_here(command) if tuple(command) in (GNOME_IDLE, LINUX_METERED) else ""
 
-    return {config.save: save, run_here: read, x11_s: x11_s, open_page: open_page}
+    return {config.save: save, run_here: read, x11_unused_s: x11_unused_s, open_page: open_page}
 
 
 def _ports(directories: Directories, settings: Settings) -> Collection[int] | None:

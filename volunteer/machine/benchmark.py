@@ -30,7 +30,7 @@ class BenchmarkCancelled(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Model of the training step: small enough for the device, large enough to time."""
+    """Sizes of the benchmark on a kind of device: the model of the training step, the matrices."""
 
     width: int
     layers: int
@@ -45,6 +45,8 @@ LARGE = Shape(width=768, layers=12, heads=12, length=512, batch=8, matrix=4096)
 
 
 class _Bench:
+    """Timing of one benchmark's stages, with its progress."""
+
     def __init__(
         self,
         device: str,
@@ -58,7 +60,7 @@ class _Bench:
         self._report = report
         self._stop = stop
         self._done_s = 0.0
-        self._told_at = float("-inf")
+        self._reported_at = float("-inf")
 
     def measure(self, stage: str, once: Callable[[], None]) -> float:
         """Return the shortest time of `once`, over the tries that fit the stage's time."""
@@ -82,9 +84,9 @@ class _Bench:
         if self._stop():
             raise BenchmarkCancelled
         now = time.perf_counter()
-        if now - self._told_at < REPORT_S:
+        if now - self._reported_at < REPORT_S:
             return
-        self._told_at = now
+        self._reported_at = now
         whole = sum(FULL_S.values()) * self._share
         self._report(stage, min(1.0, (self._done_s + spent) / whole))
 
@@ -97,7 +99,9 @@ def benchmark(
     stop: Callable[[], bool],
     now: float = 0.0,
 ) -> Benchmark:
-    """Measure a device. Raises BenchmarkCancelled."""
+    """Measure a device; `report` gets each stage and the share done, `stop` is asked whether to
+    cancel. Raises BenchmarkCancelled.
+    """
     import torch
 
     bench = _Bench(device, quick, report, stop)

@@ -20,7 +20,7 @@ _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 <
 
 
 class OutOfMemory(TooLarge, MemoryError):
-    """A task does not fit its device's memory even at the smallest micro-batch.
+    """Raised when a task does not fit its device's memory even at the smallest micro-batch.
 
     `needed_bytes` is the memory in use plus the failed allocation, as far as that is known.
     """
@@ -110,9 +110,9 @@ class PeakMemory:
             _trim()
             self._process = psutil.Process()
             self._before = self._high = self._process.memory_info().rss
-            threading.Thread(target=self._look, name="peak memory", daemon=True).start()
+            threading.Thread(target=self._sample, name="peak memory", daemon=True).start()
 
-    def most(self) -> int:
+    def peak_bytes(self) -> int:
         """Return the peak in bytes; 0 if the device has no counter."""
         if self._counter is not None:
             self._high = int(self._counter.max_memory_allocated(self._device))
@@ -122,7 +122,7 @@ class PeakMemory:
         """Stop the measurement."""
         self._closed.set()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._closed.wait(LOOK_S):
             self._high = max(self._high, self._process.memory_info().rss)
 
@@ -135,6 +135,6 @@ def _trim() -> None:
 
 
 def _allocator(device: str) -> Any:
-    """Return torch's counter of a device's memory, if there is one."""
+    """Return the module of torch that counts a device's memory, such as `torch.cuda`, if any."""
     kind, torch = device.partition(":")[0], sys.modules.get("torch")
     return getattr(torch, kind) if torch is not None and kind in ("cuda", "xpu") else None

@@ -1,7 +1,7 @@
 """Devices of this machine as torch sees them, matched with the GPUs that the drivers report.
 
-An unusable GPU is listed with the one command that repairs it. `look_at_torch` imports torch, so it
-runs on a training thread; everything else is quick.
+An unusable GPU is listed with its problem and, where one exists, the command that repairs it.
+`torch_view` imports torch, so it runs on a training thread; everything else is quick.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TorchView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_threads() -> int:
-    """Return the physical cores minus one: with all, any other program slows torch a lot."""
+    """Return the physical cores minus one: torch on all cores is slowed a lot by other programs."""
     return max(1, cores() - 1)
 
 
@@ -120,7 +120,7 @@ def _amd() -> list[DriverGpu]:
     return gpus
 
 
-def look_at_torch() -> TorchView:
+def torch_view() -> TorchView:
     """Return the accelerators that torch can use. Imports torch: seconds, on a training thread."""
     import torch
 
@@ -138,7 +138,7 @@ def look_at_torch() -> TorchView:
             kind: Literal["cuda", "rocm"] = "rocm" if torch.version.hip else "cuda"
             for index in range(torch.cuda.device_count()):
                 properties = torch.cuda.get_device_properties(index)
-                if kind == "cuda" and (properties.major, properties.minor) < _oldest(
+                if kind == "cuda" and (properties.major, properties.minor) < _lowest_capability(
                     torch.cuda.get_arch_list()
                 ):
                     problem = Sentence(
@@ -175,13 +175,13 @@ def look_at_torch() -> TorchView:
     return TorchView(version=version, build=build, devices=tuple(devices), problem=problem)
 
 
-def _oldest(architectures: list[str]) -> tuple[int, int]:
+def _lowest_capability(architectures: list[str]) -> tuple[int, int]:
     """Return the lowest compute capability of kernels such as "sm_75" or "sm_120"."""
     numbers = [name.partition("_")[2].rstrip("abcdefgh") for name in architectures]
     return min(((int(n[:-1]), int(n[-1])) for n in numbers if n[1:].isdigit()), default=(0, 0))
 
 
-def match(view: TorchView, gpus: tuple[DriverGpu, ...]) -> tuple[Device, ...]:
+def match_devices(view: TorchView, gpus: tuple[DriverGpu, ...]) -> tuple[Device, ...]:
     """Return usable devices, those with most memory first, the processor, then unusable ones."""
     memory = memory_bytes()
     cpu = Device(id="cpu", kind="cpu", name=_processor(), memory_bytes=memory)
@@ -246,12 +246,12 @@ def _reinstall(view: TorchView, build: str) -> str:
 
 def detect() -> tuple[Device, ...]:
     """Return all devices of this machine; call it on a training thread."""
-    return match(look_at_torch(), (*_nvidia(), *_amd()))
+    return match_devices(torch_view(), (*_nvidia(), *_amd()))
 
 
-def ranked(devices: tuple[Device, ...]) -> tuple[tuple[Device, tuple[str, ...]], ...]:
-    """Return the devices that take tasks, each with the ids of its further ranks: NVIDIA cards of
-    the same name train together.
+def rank_groups(devices: tuple[Device, ...]) -> tuple[tuple[Device, tuple[str, ...]], ...]:
+    """Return the devices that take tasks, each with the ids of its further ranks. NVIDIA cards of
+    the same name train together, as the ranks of the first.
     """
     groups: dict[tuple[str, str], list[Device]] = {}
     for device in devices:

@@ -1,4 +1,4 @@
-"""A limit for the memory of the whole program, by the kernel: RLIMIT_DATA, Linux 4.7 and later.
+"""Memory limit of the whole program, enforced by the kernel: RLIMIT_DATA, Linux 4.7 and later.
 
 This process parses data of a coordinator. Every size is checked before memory is allocated; if a
 check is faulty, the limit makes the allocation fail like any out-of-memory: the step is retried in
@@ -24,14 +24,16 @@ DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def limit_bytes(memory_gb: float, total: int) -> int:
-    """Return the program's memory limit from a task's (`memory_gb`; 0: half of the computer's)."""
+    """Return the program's memory limit in bytes, from the setting `memory_gb` (0: half of `total`)
+    and the program's own needs.
+    """
     task = min(int(memory_gb * GIB), total) if memory_gb else total // 2
     return task + OWN_BYTES
 
 
 def limit(memory_gb: float) -> bool:
     """Limit this process and its children. Return False if the system cannot."""
-    if refusal():
+    if unsupported_reason():
         return False
     import resource
 
@@ -45,13 +47,13 @@ def limit(memory_gb: float) -> bool:
     return False
 
 
-def follow(memory_gb: float) -> None:
+def adjust(memory_gb: float) -> None:
     """Adjust the limit of a limited process after its owner changed the setting."""
-    if not refusal() and _now() is not None:
+    if not unsupported_reason() and _current_limit() is not None:
         limit(memory_gb)
 
 
-def refusal(system: str = sys.platform, drivers: Sequence[str] = DRIVERS) -> str:
+def unsupported_reason(system: str = sys.platform, drivers: Sequence[str] = DRIVERS) -> str:
     """Return why the program's memory cannot be limited here; "" if it can."""
     if system != "linux":
         return "nothing on this system limits the memory of the program"
@@ -60,17 +62,17 @@ def refusal(system: str = sys.platform, drivers: Sequence[str] = DRIVERS) -> str
     return ""
 
 
-def in_force() -> str:
+def limit_sentence() -> str:
     """Return a sentence about the memory limit of this process."""
-    if why := refusal():
+    if why := unsupported_reason():
         return why
-    most = _now()
+    most = _current_limit()
     if most is None:
         return "nothing limits the memory of the program: the setting `sandbox` is off"
     return f"the program may take {most / GIB:.1f} GiB of memory"
 
 
-def _now() -> int | None:
+def _current_limit() -> int | None:
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)

@@ -37,7 +37,7 @@ class Rule(StrEnum):
     DISK = N_("disk")
 
 
-# Rules that a person's "go on" lifts until their reason has ended; heat and a full disk stay.
+# Rules that a person's "resume" lifts until their reason has ended; heat and a full disk stay.
 LIFTABLE = frozenset({Rule.SCHEDULE, Rule.IN_USE, Rule.BATTERY, Rule.PROGRAM, Rule.METERED})
 
 
@@ -66,16 +66,16 @@ class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a decision that the next one needs."""
 
     hot: frozenset[str] = frozenset()  # devices still cooling down
-    lifted: frozenset[Rule] = frozenset()  # rules lifted by a person's "go on"
+    lifted: frozenset[Rule] = frozenset()  # rules lifted by a person's "resume"
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Decision of the rules."""
+    """Decision from the rules and the facts: pauses, shares of working time, unmeasured rules."""
 
     holds: tuple[Hold, ...] = ()
     shares: dict[str, float] = {}  # share of working time by device; "" = all others
     unknown: tuple[str, ...] = ()  # sentences about active rules that cannot be measured here
-    standing: PolicyState = PolicyState()
+    state: PolicyState = PolicyState()
 
 
 def decide(
@@ -83,10 +83,10 @@ def decide(
     facts: MachineFacts,
     now: datetime,
     devices: Sequence[str],
-    standing: PolicyState | None = None,
+    state: PolicyState | None = None,
 ) -> Decision:
     """Apply the rules to the facts; `now` is the local wall clock, without a zone."""
-    standing = standing or PolicyState()
+    state = state or PolicyState()
     checks = [
         _schedule(rules, now),
         _in_use(rules, facts),
@@ -96,8 +96,8 @@ def decide(
         _disk(rules, facts),
     ]
     holds = [hold for hold in checks if hold is not None]
-    heat = _temperature(rules, facts, devices, standing.hot)
-    lifted = standing.lifted & {
+    heat = _temperature(rules, facts, devices, state.hot)
+    lifted = state.lifted & {
         hold.rule for hold in holds
     }  # a lifted rule whose reason has ended holds again next time
     active = [hold for hold in holds if hold.rule not in lifted]
@@ -105,20 +105,22 @@ def decide(
         holds=(*active, *heat),
         shares=_shares(rules, facts),
         unknown=_unknown(rules, facts, devices),
-        standing=PolicyState(hot=frozenset(hold.device for hold in heat), lifted=frozenset(lifted)),
+        state=PolicyState(hot=frozenset(hold.device for hold in heat), lifted=frozenset(lifted)),
     )
 
 
 def lift(decision: Decision) -> tuple[PolicyState, tuple[Hold, ...]]:
     """Lift the holds that a person may lift; return the new state and the remaining holds."""
     liftable = {hold.rule for hold in decision.holds} & LIFTABLE
-    before = decision.standing
-    standing = msgspec.structs.replace(before, lifted=before.lifted | liftable)
-    return standing, tuple(hold for hold in decision.holds if hold.rule not in LIFTABLE)
+    before = decision.state
+    state = msgspec.structs.replace(before, lifted=before.lifted | liftable)
+    return state, tuple(hold for hold in decision.holds if hold.rule not in LIFTABLE)
 
 
 def rest_after(busy_s: float, share: float) -> float:
-    """Return the rest after `busy_s` of work by its share of the time, WAIT_S_MAX at most."""
+    """Return the seconds to rest after `busy_s` seconds of work so that work takes `share` of the
+    time; WAIT_S_MAX at most.
+    """
     return min(WAIT_S_MAX, busy_s * (1.0 / max(share, 0.01) - 1.0)) if share < 1.0 else 0.0
 
 
@@ -137,12 +139,12 @@ def _schedule(rules: WorkRules, now: datetime) -> Hold | None:
     )
 
 
-def _used(rules: WorkRules, facts: MachineFacts) -> bool:
+def _in_recent_use(rules: WorkRules, facts: MachineFacts) -> bool:
     return facts.unused_s is not None and facts.unused_s < rules.idle_minutes * 60
 
 
 def _in_use(rules: WorkRules, facts: MachineFacts) -> Hold | None:
-    if rules.in_use != "pause" or not _used(rules, facts):
+    if rules.in_use != "pause" or not _in_recent_use(rules, facts):
         return None
     return Hold(
         rule=Rule.IN_USE,
@@ -168,11 +170,13 @@ def _battery(rules: WorkRules, facts: MachineFacts) -> Hold | None:
 
 
 def _program(rules: WorkRules, facts: MachineFacts) -> Hold | None:
-    programs = {_bare(name): name for name in rules.programs}
-    running = next((name for name in facts.programs or () if _bare(name) in programs), None)
+    programs = {_comparable_name(name): name for name in rules.programs}
+    running = next(
+        (name for name in facts.programs or () if _comparable_name(name) in programs), None
+    )
     if running is None:
         return None
-    name = programs[_bare(running)]
+    name = programs[_comparable_name(running)]
     return Hold(
         rule=Rule.PROGRAM,
         message=Sentence("{name} is running", name=name),
@@ -232,7 +236,7 @@ def _temperature(
 
 
 def _shares(rules: WorkRules, facts: MachineFacts) -> dict[str, float]:
-    gentle = GENTLE if rules.in_use == "gentle" and _used(rules, facts) else 1.0
+    gentle = GENTLE if rules.in_use == "gentle" and _in_recent_use(rules, facts) else 1.0
     duty = {"": rules.duty_percent, **rules.device_duty}
     shares = {device: percent / 100 * gentle for device, percent in duty.items()}
     return {device: share for device, share in shares.items() if device or share < 1.0}
@@ -252,18 +256,18 @@ def _unknown(rules: WorkRules, facts: MachineFacts, devices: Sequence[str]) -> t
         notes.append(
             Sentence("running programs cannot be listed on this system: programs has no effect")
         )
-    blind = [device for device in devices if device not in facts.temperatures]
-    if rules.temperature_max and blind:
+    unmeasured = [device for device in devices if device not in facts.temperatures]
+    if rules.temperature_max and unmeasured:
         notes.append(
             Sentence(
                 "the temperature of {devices} cannot be read here: temperature_max has no "
                 "effect on it",
-                devices=", ".join(blind),
+                devices=", ".join(unmeasured),
             )
         )
     return tuple(notes)
 
 
-def _bare(program: str) -> str:
+def _comparable_name(program: str) -> str:
     """Return a program's name for comparison: lower case, without `.exe`."""
     return program.strip().lower().removesuffix(".exe")

@@ -69,10 +69,10 @@ class PolicyGuard:
         self._decide()
 
     def lift_holds(self) -> None:
-        """Lift the holds that a person may lift, until their condition has ended once."""
+        """Lift the holds that a person may lift, each until its condition has ended once."""
         before = self.decision
-        standing, remaining = lift(before)
-        self.decision = msgspec.structs.replace(before, standing=standing)
+        state, remaining = lift(before)
+        self.decision = msgspec.structs.replace(before, state=state)
         for hold in before.holds:
             if hold not in remaining:
                 self._inputs.say(
@@ -98,7 +98,7 @@ class PolicyGuard:
             self._facts,
             now.replace(tzinfo=None),  # the local wall clock
             self._inputs.devices(),
-            before.standing,
+            before.state,
         )
         self._act(before)
 

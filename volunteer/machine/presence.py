@@ -1,4 +1,4 @@
-"""Presence of a person: seconds since the last key press or mouse movement."""
+"""Presence of a person: seconds since the last key press or mouse movement, and newest login."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TypeAlias
 import psutil
 
 from shared.errors import Unreachable
-from volunteer.machine import outside
+from volunteer.machine import sandbox_helper
 
 COMMAND_S = 5.0
 GNOME_IDLE = (
@@ -34,14 +34,14 @@ Run: TypeAlias = Callable[[Sequence[str]], str]
 def run_command(command: Sequence[str]) -> str:
     """Return the output of a system command run outside of the sandbox; empty when it fails."""
     with contextlib.suppress(Unreachable):
-        return outside.do(run_here, command)
+        return sandbox_helper.do(run_here, command)
     return ""
 
 
 def run_here(command: Sequence[str]) -> str:
     """Return the output of a system command; empty when it is missing, fails or hangs."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -51,11 +51,11 @@ def run_here(command: Sequence[str]) -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+    return process.stdout.decode(errors="replace") if process.returncode == 0 else ""
 
 
 def unused_s(system: str, run: Run) -> float | None:
-    """Return the seconds since the last key press or mouse movement."""
+    """Return the seconds since the last key press or mouse movement; None if unknown."""
     if system == "linux":
         return _linux_unused_s(run)
     if system == "darwin":
@@ -65,13 +65,15 @@ def unused_s(system: str, run: Run) -> float | None:
 
 
 def _linux_unused_s(run: Run) -> float | None:
-    """Return the smaller of the desktop's idle time and the terminals'."""
-    touched = [terminals_s()]
+    """Return the smaller of the idle seconds of desktop and terminals; None if the desktop does not
+    report any.
+    """
+    touched = [terminals_unused_s()]
     wayland = bool(os.environ.get("WAYLAND_DISPLAY"))
-    desktop = _gnome_s(run)
+    desktop = _gnome_unused_s(run)
     if desktop is None and os.environ.get("DISPLAY") and not wayland:
         with contextlib.suppress(Unreachable):
-            desktop = outside.do(x11_s)
+            desktop = sandbox_helper.do(x11_unused_s)
     if desktop is not None:
         touched.append(desktop)
     elif wayland or os.environ.get("DISPLAY"):
@@ -79,14 +81,14 @@ def _linux_unused_s(run: Run) -> float | None:
     return min(touched)
 
 
-def _gnome_s(run: Run) -> float | None:
+def _gnome_unused_s(run: Run) -> float | None:
     if not os.environ.get("DBUS_SESSION_BUS_ADDRESS"):
         return None
     match = re.search(r"uint64 (\d+)", run(GNOME_IDLE))
     return int(match[1]) / 1000 if match else None
 
 
-def terminals_s(root: Path = Path("/dev")) -> float:
+def terminals_unused_s(root: Path = Path("/dev")) -> float:
     """Return the seconds since the last key press in a terminal, or since the machine started."""
     now = time.time()
     touched = [psutil.boot_time()]
@@ -96,7 +98,7 @@ def terminals_s(root: Path = Path("/dev")) -> float:
     return float(max(0.0, now - max(touched)))
 
 
-def x11_s() -> float | None:
+def x11_unused_s() -> float | None:
     """Return the idle seconds of X's screen saver extension; None if it is missing."""
     import ctypes
     import ctypes.util

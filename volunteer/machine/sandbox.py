@@ -1,15 +1,16 @@
-"""Confine the whole program to its own folders, by the kernel: Landlock and seccomp, Linux 5.19 and
-later.
+"""Sandbox that confines the whole program to its own folders, by the kernel: Landlock and seccomp,
+Linux 5.19 and later.
 
 A coordinator sends data, never code. If a faulty parser (ours, PyTorch's or Pillow's) executed such
 data, the code could write only to the program's own folders and read none of its owner's documents
-or keys. A process and its children stay confined until they end; `outside` does the jobs that need
-the desktop or the settings.
+or keys. A process and its children stay confined until they end; `sandbox_helper` does the jobs
+that need the desktop or the settings.
 
     read and execute    the system, Python and its packages
     write               profile, downloads, exports, temporary files of its own, devices, caches of
                         GPU drivers, names of threads
-    connect             TCP to the ports that are given (Landlock 4), no Unix socket by its name
+    connect             TCP to the ports of the coordinator and its like (Landlock 4), no Unix
+                        socket by its name
     signals             to itself and its children (Landlock 6)
     system calls        those that the program needs (see system_calls)
 
@@ -28,7 +29,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from volunteer.machine import outside, system_calls
+from volunteer.machine import sandbox_helper, system_calls
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on every architecture
 _VERSION = 1 << 0
@@ -52,9 +53,9 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 DRIVERS = ("~/.nv", "~/.triton", "~/.cache/miopen", "~/.config/miopen", "~/.cache/AMD")
 
 
-def offered() -> str:
+def support_sentence() -> str:
     """Return a sentence about the sandbox that this system offers."""
-    version = held()
+    version = landlock_version()
     if version:
         return f"Landlock {version} confines the program to its own folders"
     if platform.system() == "Linux":
@@ -71,7 +72,7 @@ def confine(
     `settings`, and connect by TCP only to `ports` (None: any, and it may listen). Return False
     if the system cannot confine the process, or only in part.
     """
-    version = held()
+    version = landlock_version()
     if not version:
         return False
     os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
@@ -97,7 +98,7 @@ def confine(
         return (
             libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             and _call(_RESTRICT, ruleset, 0) == 0
-            and _filter()
+            and _filter_system_calls()
         )
     finally:
         os.close(ruleset)
@@ -122,24 +123,24 @@ def _readable() -> Sequence[Path]:
 
 
 def _threads() -> Path:
-    """Return the directory with the thread names that CUDA writes: /proc, or only this process's
-    where this user may write core_pattern, a program that the kernel runs.
+    """Return the directory with the thread names that CUDA writes: /proc, but /proc/self for a user
+    who may write core_pattern, which names a program that the kernel runs.
     """
     return Path("/proc/self" if os.access("/proc/sys/kernel/core_pattern", os.W_OK) else "/proc")
 
 
-def _filter() -> bool:
+def _filter_system_calls() -> bool:
     """Filter the system calls that bypass Landlock. Return True, unfiltered, on processors whose
     calls are not listed.
     """
-    if not system_calls.fits():
+    if not system_calls.is_supported():
         return True
     try:
         listener = system_calls.install()
     except OSError:
         return False
     if listener is not None:
-        outside.report(listener)
+        sandbox_helper.report_refused_calls(listener)
     return True
 
 
@@ -156,7 +157,7 @@ def _allow(ruleset: int, path: Path, access: int) -> None:
             os.close(place)
 
 
-def held() -> int:
+def landlock_version() -> int:
     """Return Landlock's version; 0 if it is missing or cannot allow moving files."""
     if platform.system() != "Linux":
         return 0

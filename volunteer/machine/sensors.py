@@ -18,11 +18,11 @@ from volunteer.machine.surroundings import physical, temperatures
 
 Sense: TypeAlias = Callable[[Sequence[str]], tuple[Sensed, ...]]
 SENSE_S = 5.0
-LOOK_S = 0.5  # interval while a person watches
+LOOK_S = 0.5  # shortest interval, while a person watches
 
 
 class Sensors:
-    """Reads the devices' sensors; unreported values are None. For one thread at a time."""
+    """Reads the devices' sensors; a value that no driver reports is None. Not thread-safe."""
 
     def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml
@@ -106,44 +106,44 @@ class Sensors:
         return self._nvml
 
 
-class Watch:
+class SensorWatch:
     """Reads the sensors every few seconds, and at once when a person looks."""
 
     def __init__(self, bus: EventBus, clock: Clock, read: Callable[[], tuple[Sensed, ...]]) -> None:
         self._bus = bus
         self._clock = clock
         self._read = read
-        self._looked = asyncio.Event()
-        self._told: dict[str, Sensed] = {}
+        self._look_asked = asyncio.Event()
+        self._emitted: dict[str, Sensed] = {}
 
     def look(self) -> None:
         """Read the sensors now."""
-        self._looked.set()
+        self._look_asked.set()
 
     def celsius(self) -> float | None:
         """Return the last reading of the hottest device; None without one."""
-        readings = (sensed.celsius for sensed in self._told.values())
+        readings = (sensed.celsius for sensed in self._emitted.values())
         return max((heat for heat in readings if heat is not None), default=None)
 
     async def run(self) -> None:
         """Emit changed readings, until cancelled."""
         while True:
-            self._looked.clear()
-            await self._tell()
+            self._look_asked.clear()
+            await self._emit_changes()
             await self._clock.sleep(LOOK_S)
-            await self._until(SENSE_S - LOOK_S)
+            await self._wait_for_look(SENSE_S - LOOK_S)
 
-    async def _tell(self) -> None:
+    async def _emit_changes(self) -> None:
         for sensed in await asyncio.to_thread(self._read):
-            if self._told.get(sensed.device) != sensed:
-                self._told[sensed.device] = sensed
+            if self._emitted.get(sensed.device) != sensed:
+                self._emitted[sensed.device] = sensed
                 self._bus.emit(sensed)
 
-    async def _until(self, seconds: float) -> None:
-        """Wait, but no longer than until a person looks."""
+    async def _wait_for_look(self, seconds: float) -> None:
+        """Wait for these seconds, or until a person looks."""
         waits: list[asyncio.Future[object]] = [
             asyncio.ensure_future(self._clock.sleep(seconds)),
-            asyncio.ensure_future(self._looked.wait()),
+            asyncio.ensure_future(self._look_asked.wait()),
         ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -45,8 +45,8 @@ WINDOWS_METERED = (
 )
 
 
-class Senses:
-    """Reads only the facts that the rules need."""
+class SurroundingsReader:
+    """Reads the facts of this machine that the rules need."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Senses:
         self._system = system
         self._run = run
         self._monotonic = monotonic
-        self._known: dict[str, tuple[float, Any]] = {}
+        self._answers: dict[str, tuple[float, Any]] = {}
 
     def read(self, rules: WorkRules, devices: Sequence[str]) -> MachineFacts:
         """Return the present facts."""
@@ -70,18 +70,18 @@ class Senses:
             battery_percent=None if battery is None else battery[1],
             unused_s=unused_s(self._system, self._run) if rules.in_use != "work" else None,
             temperatures=temperatures(devices) if rules.temperature_max else {},
-            programs=self._lately("programs", _programs) if rules.programs else None,
-            metered=self._lately("metered", self._metered) if rules.metered == "pause" else None,
-            disk_free_bytes=self._lately("disk", self._free) if rules.disk_free_gb else None,
+            programs=self._cached("programs", _programs) if rules.programs else None,
+            metered=self._cached("metered", self._metered) if rules.metered == "pause" else None,
+            disk_free_bytes=self._cached("disk", self._free) if rules.disk_free_gb else None,
         )
 
-    def _lately(self, topic: str, ask: Callable[[], T]) -> T:
-        """Return a cached answer unless it is too old."""
+    def _cached(self, topic: str, ask: Callable[[], T]) -> T:
+        """Return the cached answer on a topic; ask again if it is too old."""
         now = self._monotonic()
-        at, answer = self._known.get(topic, (float("-inf"), None))
+        at, answer = self._answers.get(topic, (float("-inf"), None))
         if now - at >= FRESH_S[topic]:
             answer = ask()
-            self._known[topic] = (now, answer)
+            self._answers[topic] = (now, answer)
         result: T = answer
         return result
 
@@ -96,7 +96,7 @@ class Senses:
 
 
 def _battery() -> tuple[bool | None, float] | None:
-    """Return whether the machine runs on battery, and its charge; None without a battery."""
+    """Return whether the machine runs on battery, and its charge in percent; None without one."""
     try:
         battery = psutil.sensors_battery()
     except (AttributeError, OSError, RuntimeError):  # systems without such a sensor
@@ -127,7 +127,7 @@ def metered(system: str, run: Run) -> bool | None:
 
 
 def temperatures(devices: Sequence[str]) -> dict[str, float]:
-    """Return the °C of every device with a sensor."""
+    """Return the temperature, in °C, of each device that has a sensor."""
     sensors = _sensors()
     hottest: dict[str, float] = {}
     for device in devices:

@@ -80,11 +80,11 @@ def _sockets() -> Iterator[CallRule]:
     yield CallRule((), REFUSE)
 
 
-def _only(*tests: ArgumentTest, otherwise: int = REFUSE) -> tuple[CallRule, ...]:
+def _allow_only(*tests: ArgumentTest, otherwise: int = REFUSE) -> tuple[CallRule, ...]:
     return CallRule(tests, ALLOW), CallRule((), otherwise)
 
 
-def _never_bits(argument: int, bits: Sequence[int], verdict: int = REFUSE) -> tuple[CallRule, ...]:
+def _refuse_bits(argument: int, bits: Sequence[int], verdict: int = REFUSE) -> tuple[CallRule, ...]:
     return (
         *(CallRule((ArgumentTest(argument, bit, bit),), verdict) for bit in bits),
         CallRule((), ALLOW),
@@ -93,7 +93,7 @@ def _never_bits(argument: int, bits: Sequence[int], verdict: int = REFUSE) -> tu
 
 @cache
 def _rules() -> Mapping[str, Sequence[CallRule]]:
-    """Return the rules of calls that some arguments forbid; the first that matches decides."""
+    """Return the rules of calls whose arguments matter, by name; the first match decides."""
     pairs = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)  # datagrams can be sent to any name
     return {
         "socket": tuple(_sockets()),
@@ -104,9 +104,9 @@ def _rules() -> Mapping[str, Sequence[CallRule]]:
             ),
             CallRule((), REFUSE),
         ),
-        "sendto": _never_bits(3, [_FASTOPEN]),
-        "sendmsg": _never_bits(2, [_FASTOPEN]),
-        "sendmmsg": _never_bits(3, [_FASTOPEN]),
+        "sendto": _refuse_bits(3, [_FASTOPEN]),
+        "sendmsg": _refuse_bits(2, [_FASTOPEN]),
+        "sendmmsg": _refuse_bits(3, [_FASTOPEN]),
         "setsockopt": (
             CallRule((ArgumentTest(1, _TCP), ArgumentTest(2, _TCP_ULP)), REFUSE),
             CallRule((), ALLOW),
@@ -115,30 +115,32 @@ def _rules() -> Mapping[str, Sequence[CallRule]]:
             *(CallRule((ArgumentTest(1, number),), REFUSE) for number in (_TIOCSTI, _TIOCLINUX)),
             CallRule((), ALLOW),
         ),
-        "clone": _never_bits(0, _NAMESPACES),
+        "clone": _refuse_bits(0, _NAMESPACES),
         "clone3": (CallRule((), ABSENT),),  # its flags cannot be tested; libraries use clone then
         "io_uring_setup": (CallRule((), ABSENT),),  # its calls are not filtered
-        "prlimit64": _only(ArgumentTest(0, 0)),  # this process
-        "sched_setaffinity": _only(ArgumentTest(0, 0)),  # this thread
-        "setpriority": _only(ArgumentTest(0, 0), ArgumentTest(1, 0)),
-        "move_pages": _only(ArgumentTest(0, 0)),
-        "personality": _only(ArgumentTest(0, _WHOLE)),  # reads it
-        "chmod": _never_bits(1, _OF_OTHERS, NO_EFFECT),
-        "fchmodat": _never_bits(2, _OF_OTHERS, NO_EFFECT),
-        "fchmodat2": _never_bits(2, _OF_OTHERS, NO_EFFECT),
+        "prlimit64": _allow_only(ArgumentTest(0, 0)),  # this process
+        "sched_setaffinity": _allow_only(ArgumentTest(0, 0)),  # this thread
+        "setpriority": _allow_only(ArgumentTest(0, 0), ArgumentTest(1, 0)),
+        "move_pages": _allow_only(ArgumentTest(0, 0)),
+        "personality": _allow_only(ArgumentTest(0, _WHOLE)),  # reads it
+        "chmod": _refuse_bits(1, _OF_OTHERS, NO_EFFECT),
+        "fchmodat": _refuse_bits(2, _OF_OTHERS, NO_EFFECT),
+        "fchmodat2": _refuse_bits(2, _OF_OTHERS, NO_EFFECT),
         # times of files that are open, not of any file by its name
-        "utimensat": _only(ArgumentTest(1, 0), ArgumentTest(1, 0, high=True), otherwise=NO_EFFECT),
+        "utimensat": _allow_only(
+            ArgumentTest(1, 0), ArgumentTest(1, 0, high=True), otherwise=NO_EFFECT
+        ),
     }
 
 
-def fits() -> bool:
+def is_supported() -> bool:
     """Return True if the calls of this processor are listed."""
     return platform.machine() in _PROCESSORS
 
 
 @cache
-def listed() -> tuple[tuple[str, int, bool], ...]:
-    """Return name, number and need of each call of this processor."""
+def listed_calls() -> tuple[tuple[str, int, bool], ...]:
+    """Return each call of this processor: name, number, and whether the program needs it."""
     column = _PROCESSORS[platform.machine()][1]
     text = Path(__file__).with_suffix(".txt").read_text(encoding="ascii")
     rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
@@ -162,7 +164,7 @@ def install() -> int | None:
 
 def reports(listener: int) -> Iterator[str]:
     """Answer refused calls until the confined processes end; yield the name of each new one."""
-    names = {number: name for name, number, _ in listed()}
+    names = {number: name for name, number, _ in listed_calls()}
     reported = set[int]()
     while True:
         notice = bytearray(_NOTICE.size)
@@ -195,7 +197,7 @@ def _install(other: int, flags: int) -> int:
     program = ctypes.create_string_buffer(
         struct.pack("@HP", len(code) // 8, ctypes.addressof(body))
     )
-    numbers = {name: number for name, number, _ in listed()}
+    numbers = {name: number for name, number, _ in listed_calls()}
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     call = (numbers["seccomp"], _SET_FILTER, flags)
@@ -211,9 +213,9 @@ def _filter(other: int) -> Iterator[tuple[int, int, int, int]]:
     yield from ((_LOAD, 0, 0, 4), (_EQUAL, 1, 0, audit), (_RETURN, 0, 0, REFUSE), (_LOAD, 0, 0, 0))
     yield from ((_LEAST, 0, 1, _X32), (_RETURN, 0, 0, REFUSE))
     rules = _rules()
-    for name, number, needed in listed():
+    for name, number, needed in listed_calls():
         if name in rules:
-            body = [line for rule in rules[name] for line in _ruled(rule)]
+            body = [line for rule in rules[name] for line in _rule_instructions(rule)]
             yield (_EQUAL, 0, len(body), number)
             yield from body
         elif needed:
@@ -221,8 +223,8 @@ def _filter(other: int) -> Iterator[tuple[int, int, int, int]]:
     yield (_RETURN, 0, 0, other)
 
 
-def _ruled(rule: CallRule) -> Iterator[tuple[int, int, int, int]]:
-    """Yield one rule's instructions; a test that fails jumps behind them."""
+def _rule_instructions(rule: CallRule) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the instructions of one rule; a failed test jumps to the next rule."""
     for at, test in enumerate(rule.tests):
         left = 3 * (len(rule.tests) - at) - 2
         yield (_LOAD, 0, 0, 16 + 8 * test.argument + 4 * test.high)

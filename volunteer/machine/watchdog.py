@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 
 LOOK_S = 5.0
-TOLD_S = 45.0  # a longer stall is reported with the stack of every thread
-ENDED_S = 180.0  # twice the renewal time of a lease: every lease is lost by then
+REPORT_S = 45.0  # a longer stall is reported with the stack of every thread
+EXIT_S = 180.0  # a longer stall ends the process; every lease is lost, since it is renewed in 90 s
 ASLEEP_S = 4 * LOOK_S  # a check this late means that the whole process slept, not only the loop
 
 
-def complain(silent_s: float) -> None:
+def print_stacks(silent_s: float) -> None:
     """Print the stack of every thread after a stall."""
     print(
         f"volunteer: no progress for {silent_s:.0f} s; stacks of all threads:",
@@ -26,27 +26,27 @@ def complain(silent_s: float) -> None:
     faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
 
 
-def end(silent_s: float) -> None:
+def exit_process(silent_s: float) -> None:
     """Exit immediately; finished work is on disk and a new process resumes it."""
     print(f"volunteer: no progress for {silent_s:.0f} s: exiting", file=sys.stderr, flush=True)
     os._exit(1)
 
 
-class Stall:
-    """Compares the loop's last turn with the time; `turned` and `look` take monotonic seconds."""
+class StallDetector:
+    """Detects that the event loop does not turn; its times are monotonic seconds."""
 
     def __init__(
         self,
-        report: Callable[[float], None] = complain,
-        ended: Callable[[float], None] = end,
+        report: Callable[[float], None] = print_stacks,
+        exit_process: Callable[[float], None] = exit_process,
     ) -> None:
-        self._told = report
-        self._ended = ended
+        self._report = report
+        self._exit = exit_process
         self._turned_at: float | None = None
         self._looked_at: float | None = None
         self._silent = False
 
-    def turned(self, now: float) -> None:
+    def record_turn(self, now: float) -> None:
         """Record that the loop has turned."""
         self._turned_at = now
         self._silent = False
@@ -58,22 +58,22 @@ class Stall:
             self._turned_at = now  # the machine slept, or the process was stopped
             return
         silent_s = now - self._turned_at
-        if silent_s >= ENDED_S:
-            self._ended(silent_s)
-        elif silent_s >= TOLD_S and not self._silent:
+        if silent_s >= EXIT_S:
+            self._exit(silent_s)
+        elif silent_s >= REPORT_S and not self._silent:
             self._silent = True
-            self._told(silent_s)
+            self._report(silent_s)
 
 
-def watch(loop: asyncio.AbstractEventLoop, stall: Stall | None = None) -> None:
+def watch(loop: asyncio.AbstractEventLoop, stall: StallDetector | None = None) -> None:
     """Watch a loop until the process ends."""
-    monitor = stall or Stall()
+    monitor = stall or StallDetector()
 
     def run() -> None:
         while not loop.is_closed():
             monitor.look(time.monotonic())
             try:
-                loop.call_soon_threadsafe(lambda: monitor.turned(time.monotonic()))
+                loop.call_soon_threadsafe(lambda: monitor.record_turn(time.monotonic()))
             except RuntimeError:
                 return  # the loop was closed just now
             time.sleep(LOOK_S)

@@ -37,7 +37,7 @@ class TrainingJob(Generic[T]):
 
     begin: Callable[[], Work]
     finish: Callable[[Work, TaskSeconds], T]
-    samples: int  # in all
+    samples: int  # samples of the whole job
     report: Callable[[TrainingReport], None]
     halved: Callable[[int], None]
     save: Callable[[Work], None] | None = None
@@ -47,6 +47,8 @@ class TrainingJob(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Generic[T]):
+    """Result of a finished task, and the seconds that it took."""
+
     value: T
     spent: TaskSeconds
 

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
     from shared.workloads.training.ranks import Ranks
 
-BASE = "base_version"  # of a snapshot
-EXACT = "float32"  # codec of a result that is not an update
-PLAYED = ("experience", "evaluation")  # results that are files of episodes
+BASE = "base_version"  # name of the base version's number in a snapshot
+EXACT = "float32"  # codec named for a result that is not an update
+PLAYED = ("experience", "evaluation")  # kinds of results that are files of episodes
 # Measured on a CPU with GPTs of 10.8 M parameters: at the end of a task the process holds 7.1
 # models of anonymous memory, 7.6 if the next task is loaded.
 CPU_COPIES = 7
@@ -97,8 +97,8 @@ class TaskFiles:
 
 
 class LocalTask:
-    """One part of a task: begin, save and finish on the training thread, encoding on a thread
-    without torch.
+    """One part of a task. `begin`, `save` and `finish` run on the training thread, `submit` on a
+    thread that never runs torch.
     """
 
     def __init__(self, files: TaskFiles, place: PartPosition) -> None:
@@ -117,19 +117,19 @@ class LocalTask:
         """
         files, job = self._files, self._files.held.lease.job
         workload = files.workload()
-        self._schema = schema_here(files.manifest, workload, job.config)
+        self._schema = checked_schema(files.manifest, workload, job.config)
         self.items = workload.declaration.items
         self.items_per_sample = float(workload.items_per_sample(job.config))
         need = self._need(workload)
-        self._heldout = self._measured(workload)
+        self._heldout = self._measure_heldout(workload)
         snapshot = load(files.snapshot)
-        work = self._begun(workload)
+        work = self._begin_work(workload)
         if isinstance(work, Paced):
             self._pace(work, max(0, files.memory_bytes - need))
         ranks = files.ranks()
         if ranks is not None and isinstance(work, Rankable):
             name = workload.name
-            begin = partial(_along, name, job, files.weights, files.data, self._streams)
+            begin = partial(_begin_on_rank, name, job, files.weights, files.data, self._streams)
             work.spread(ranks, begin)
         if snapshot is not None and int(snapshot.get(BASE, -1)) == files.manifest.version:
             try:
@@ -137,7 +137,7 @@ class LocalTask:
             except (VolunteerError, KeyError, ValueError, RuntimeError):
                 # Snapshot of another software version, or a damaged one: the task starts over.
                 delete_file(files.snapshot, "copy")
-                work = self._begun(workload)
+                work = self._begin_work(workload)
         return work
 
     def _need(self, workload: Workload) -> int:
@@ -168,7 +168,7 @@ class LocalTask:
         fixed_bytes = workload.fixed_bytes(self._files.held.lease.job.config)
         return nbytes(self._schema) * CPU_COPIES + fixed_bytes <= self._files.host_bytes
 
-    def _begun(self, workload: Workload) -> Work:
+    def _begin_work(self, workload: Workload) -> Work:
         """Begin the work with its state on the device, or on the host if the device is short."""
         files, job = self._files, self._files.held.lease.job
         place = (files.data, files.held.device)
@@ -183,7 +183,7 @@ class LocalTask:
         self._streams = True
         return _begin(workload, job, self._weights(), *place, streams=True)
 
-    def _measured(self, workload: Workload) -> HeldoutSums | None:
+    def _measure_heldout(self, workload: Workload) -> HeldoutSums | None:
         """Measure the base version on the held-out part of own data, once a version. Return None
         for other data, or a part that is too small.
         """
@@ -203,7 +203,7 @@ class LocalTask:
         return HeldoutSums(version=version, loss_sum=loss * items, items=items)
 
     def _pace(self, work: Paced, room: int) -> None:
-        """Pass the micro-batch of earlier tasks and the memory limit to the work."""
+        """Tell the work the micro-batch of earlier tasks, and the bytes that are left for it."""
         step = self._files.step
         micro = step.micro_batch if step is not None else 0
         if self._files.held.device == "cpu":  # other programs keep their memory
@@ -226,7 +226,7 @@ class LocalTask:
             delete_file(self._files.snapshot, "copy")  # a full disk must not stop training
 
     @property
-    def roomy(self) -> bool:
+    def leaves_room(self) -> bool:
         """Return True if the next task fits this device while this one is still encoded."""
         files = self._files
         need = nbytes(self._schema) * (CPU_COPIES + LEFT_COPIES)
@@ -332,9 +332,9 @@ class LocalTask:
             return update_codec.encode(update, schema, path, files.held.lease.job.seed)
 
 
-def schema_here(manifest: VersionManifest, workload: Workload, config: Config) -> Schema:
-    """Return the schema of a version. Raises NotFound for a workload of another release,
-    InvalidFrame for another schema.
+def checked_schema(manifest: VersionManifest, workload: Workload, config: Config) -> Schema:
+    """Return the schema of a version, checked against the manifest. Raises NotFound for a workload
+    of another release, InvalidFrame for another schema.
     """
     if workload.version != manifest.workload_version:
         raise NotFound(
@@ -369,7 +369,9 @@ def _begin(
     return work
 
 
-def _along(name: str, job: Job, weights: Path, data: LocalData, streams: bool, device: str) -> Any:
+def _begin_on_rank(
+    name: str, job: Job, weights: Path, data: LocalData, streams: bool, device: str
+) -> Any:
     """Begin a task on another device that shares it; runs in the process of that device."""
     workload = load_workload(name)
     tensors = torch_tensors(weights, workload.schema(job.config))

@@ -1,7 +1,7 @@
 """Copy of a version that is trained further on own data, for its owner alone.
 
-A pass over the data is a task of the run: the same optimiser, batch and learning rate, from the
-weights that the pass before left. Nothing of it is sent.
+Each pass over the data is computed like a task of the run, with the same optimiser, batch and
+learning rate; it begins from the weights of the previous pass. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Job, Weights, Work, Workload
 from shared.workloads.data.local_data import LocalData
 from volunteer.training.job import Finished, TaskSeconds, TrainingJob, TrainingReport
-from volunteer.training.local_task import refuse_diverged, schema_here
+from volunteer.training.local_task import checked_schema, refuse_diverged
 from volunteer.training.trainer import Trainer
 
-MEASURE_S = 60.0  # longest measurement on the part of the data that is kept back
+MEASURE_S = 60.0  # longest measurement on the held-out part of the data
 
 OnSteps = Callable[[int, int], None]  # finished steps, steps in all
 
@@ -47,7 +47,7 @@ class CopySource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCopy:
-    """Copy, trained in some steps, and its losses on the part of the data that was kept back."""
+    """Trained copy, and the losses on the held-out part before and after training."""
 
     weights: Weights
     steps: int = 0
@@ -55,18 +55,18 @@ class OwnCopy:
     after: float | None = None
 
 
-def read(source: CopySource) -> Weights:
+def read_weights(source: CopySource) -> Weights:
     """Return the weights of the version, unchanged. Raises NotFound, InvalidFrame."""
     manifest = source.manifest
-    schema = schema_here(manifest, source.workload, manifest.config)
+    schema = checked_schema(manifest, source.workload, manifest.config)
     return torch_tensors(source.weights, schema)
 
 
-def tuned(trainer: Trainer, source: CopySource, passes: int, on_steps: OnSteps) -> OwnCopy:
+def train_copy(trainer: Trainer, source: CopySource, passes: int, on_steps: OnSteps) -> OwnCopy:
     """Train a copy for some passes over the data. Raises OutOfMemory, InvalidFrame and the errors
     of the workload.
     """
-    weights = trainer.call(lambda: read(source)).result()
+    weights = trainer.call(lambda: read_weights(source)).result()
     before = trainer.call(partial(_loss, source, weights)).result()
     steps = source.steps
     for number in range(passes):
@@ -74,7 +74,7 @@ def tuned(trainer: Trainer, source: CopySource, passes: int, on_steps: OnSteps) 
         def on_step(step: int, first: int = number * steps) -> None:
             on_steps(first + step, passes * steps)
 
-        weights = _passed(trainer, _job(source, number, steps), source, weights, on_step)
+        weights = _train_pass(trainer, _job(source, number, steps), source, weights, on_step)
     after = trainer.call(partial(_loss, source, weights)).result()
     return OwnCopy(weights=weights, steps=passes * steps, before=before, after=after)
 
@@ -101,7 +101,7 @@ def _job(source: CopySource, number: int, steps: int) -> Job:
     return manifest.bound(job)
 
 
-def _passed(
+def _train_pass(
     trainer: Trainer, job: Job, source: CopySource, weights: Weights, on_step: Callable[[int], None]
 ) -> Weights:
     """Return the weights after a pass."""
@@ -132,7 +132,7 @@ def _passed(
 
 
 def _loss(source: CopySource, weights: Weights) -> float | None:
-    """Return the loss on the part that was kept back; None if that is too small."""
+    """Return the loss on the held-out part of the data; None if the part is too small."""
     try:
         metrics = source.workload.evaluate(
             source.manifest.config, weights, source.data.heldout(), MEASURE_S, lambda: False

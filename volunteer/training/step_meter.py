@@ -1,4 +1,4 @@
-"""Meter of a task's first steps on its training thread, from the trainer's timings."""
+"""Meter of a task's first optimiser steps: their time, from the trainer's timings, and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.workloads.base import Progress, Work
 from shared.workloads.training.micro_batch import Paced
 from volunteer.machine.device_memory import PeakMemory, synchronize
 
-STEPS = 3  # the first one warms up and counts only if it is the only one
+STEPS = 3  # steps measured; the first warms up and counts only if it is the only one
 LONG_S = 20.0  # the measurement also ends after a step when it has taken this long
 
 
@@ -26,46 +26,45 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepMeter:
-    """Measures one task from its beginning; `tell` is called at most once, on the training thread.
-
-    A task resumed from a snapshot is not measured.
+    """Measures one task from its beginning, and calls `on_figures` at most once, on the training
+    thread. A task resumed from a snapshot is not measured.
     """
 
-    def __init__(self, device: str, tell: Callable[[StepFigures], None]) -> None:
+    def __init__(self, device: str, on_figures: Callable[[StepFigures], None]) -> None:
         self._device = device
-        self._tell = tell
+        self._on_figures = on_figures
         self._memory: PeakMemory | None = None
         self._times: list[float] = []
         self._spent_s = 0.0  # seconds of the running step
         self._step = 0
         self._halved = False
-        self._over = False
+        self._closed = False
 
     def begin(self) -> None:
         """Start the memory measurement, before the work is made."""
         self._memory = PeakMemory(self._device)
 
     def close(self) -> None:
-        self._over = True
+        self._closed = True
         if self._memory is not None:
             self._memory.close()
 
-    def most(self) -> int:
+    def peak_bytes(self) -> int:
         """Return the task's peak memory so far; 0: not known."""
-        return self._memory.most() if self._memory is not None else 0
+        return self._memory.peak_bytes() if self._memory is not None else 0
 
-    def halved(self) -> None:
-        """Restart the timing of a step that out-of-memory repeats in smaller pieces."""
+    def record_halving(self) -> None:
+        """Restart the timing of a step that is repeated in smaller pieces, for lack of memory."""
         self._halved = True
-        self.started_over()
+        self.restart_step()
 
-    def started_over(self) -> None:
+    def restart_step(self) -> None:
         """Restart the timing of the step."""
         self._spent_s = 0.0
 
-    def advanced(self, work: Work, progress: Progress, spent_s: float) -> None:
-        """Record a micro-batch and its seconds."""
-        if self._over:
+    def record(self, work: Work, progress: Progress, spent_s: float) -> None:
+        """Record the seconds of a micro-batch; after the last step to measure, report."""
+        if self._closed:
             return
         if progress.step > self._step + 1:  # the task was resumed
             self.close()
@@ -85,11 +84,11 @@ class StepMeter:
         step_s = statistics.median(self._times[1:] or self._times)
         if step_s <= 0:
             return
-        measured = StepFigures(
+        figures = StepFigures(
             step_s=step_s,
             steps=len(self._times),
-            peak_bytes=self.most(),
+            peak_bytes=self.peak_bytes(),
             micro_batch=work.micro_batch if isinstance(work, Paced) else 0,
             halved=self._halved,
         )
-        self._tell(measured)
+        self._on_figures(figures)

@@ -1,10 +1,10 @@
 """Background thread on which a device trains: start, pause, resume, stop, without any network.
 
-All torch work of a device happens here, benchmark and loading included: a second thread that runs
-torch after another has done so trains at 0.6-0.7 of the rate (each keeps its own OpenMP pool). The
-daemon thread checks for requests between micro-batches and within long ones, so that a pause takes
-effect within half a second. A short pause within a micro-batch only waits; a longer one frees its
-memory, and the step starts over.
+All torch work of a device runs on this thread, benchmark and loading included: a second thread that
+runs torch after another has done so trains at 0.6-0.7 of the rate (each has its own OpenMP pool).
+The daemon thread checks for requests between micro-batches and within long ones, so that a pause
+takes effect within half a second. During a short pause within a micro-batch the thread only waits;
+a longer one frees the micro-batch's memory, and the step starts over.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class Handle(Generic[T]):
-    """Handle of a submitted job."""
+    """Handle of a submitted task: its future, its latest report, and requests to it."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.future: Future[Finished[T] | Interrupted] = Future()
@@ -75,10 +75,12 @@ class ThreadDied(Internal):
 
 
 class _Stop(Exception):
-    pass
+    """Raised on the training thread when the running task has to stop."""
 
 
 class _LongPause(Exception):
+    """Raised within a micro-batch when a pause is too long to keep its memory."""
+
     def __init__(self, waited_s: float) -> None:
         super().__init__()
         self.waited_s = waited_s
@@ -117,7 +119,7 @@ class Trainer:
         self, device: str, *, threads: int, clock: Clock | None = None, low: bool = False
     ) -> None:
         self.device = device
-        self.others: tuple[str, ...] = ()  # devices of further ranks
+        self.rank_devices: tuple[str, ...] = ()  # devices of further ranks
         self.share = 1.0  # share of working time
         self.changed = threading.Condition()
         self.resting = threading.Event()  # set while the device is free
@@ -129,7 +131,7 @@ class Trainer:
         self._closing = False
         self._ranks: Ranks | None = None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._between: deque[_Job] = deque()
+        self._interjected: deque[_Job] = deque()
         self._dead: ThreadDied | None = None
         self._thread = threading.Thread(target=self._main, name=f"trainer {device}", daemon=True)
 
@@ -149,23 +151,23 @@ class Trainer:
         return future
 
     def interject(self, function: Callable[[], T]) -> Future[T]:
-        """Run short torch work at the next check of the running task, or at once without one."""
+        """Run short torch work at the next check of the running task; at once if none runs."""
         job, future = _outcome_of(function)
-        self._between.append(job)
+        self._interjected.append(job)
         self._put(_Job(self.interlude, future))  # runs at once if there is no job
         return future
 
     def interlude(self) -> None:
         """Run the interjected jobs, on the training thread, at a check of the running task."""
-        while self._between:
-            self._between.popleft().run()
+        while self._interjected:
+            self._interjected.popleft().run()
 
     def ranks(self) -> Ranks | None:
         """Return the further ranks of this device, if any; call it on the training thread."""
-        if self.others and self._ranks is None:
+        if self.rank_devices and self._ranks is None:
             from shared.workloads.training.ranks import Ranks
 
-            self._ranks = Ranks(self.others, threads=self._threads)
+            self._ranks = Ranks(self.rank_devices, threads=self._threads)
         return self._ranks
 
     def _put(self, job: _Job) -> None:
@@ -207,7 +209,7 @@ class Trainer:
         if self._low:
             lower_thread()
         try:
-            self._work_off()
+            self._run_jobs()
             if self._ranks is not None:
                 self._ranks.stop()
         except BaseException as error:
@@ -229,7 +231,7 @@ class Trainer:
                     job.fail(died)
             self.resting.set()
 
-    def _work_off(self) -> None:
+    def _run_jobs(self) -> None:
         # The first job imports torch; the thread count belongs to this thread.
         configured = False
         while (job := self._jobs.get()) is not None:
@@ -262,20 +264,20 @@ class Trainer:
             self.resting.set()
 
     def obey(self, handle: Handle[T], work: Work | None, most_s: float | None = None) -> float:
-        """Wait while paused, with the device free; return the seconds waited. Raises _Stop,
-        _LongPause.
+        """Wait while the device is paused, and free it for that time if `work` is given; return the
+        seconds waited. Raises _Stop, and _LongPause after `most_s` seconds.
         """
         waited, over = 0.0, True
-        resting = self._resting_wanted(handle)
+        resting = self._must_rest(handle)
         if resting:
             began = self._clock.monotonic()
             if work is not None:
                 work.suspend()
             self.resting.set()
             with self.changed:
-                over = self.changed.wait_for(lambda: not self._resting_wanted(handle), most_s)
+                over = self.changed.wait_for(lambda: not self._must_rest(handle), most_s)
             waited = self._clock.monotonic() - began
-        if self._leaving(handle):
+        if self._must_stop(handle):
             raise _Stop
         if not over:
             raise _LongPause(waited)
@@ -285,16 +287,16 @@ class Trainer:
         return waited
 
     def rest(self, handle: Handle[T], busy_s: float) -> None:
-        """Idle after `busy_s` of work as `share` demands, at most until a pause or stop request."""
+        """Idle after `busy_s` seconds of work, as `share` demands; a pause or a stop ends it."""
         wait = rest_after(busy_s, self.share)
         if wait > 0:
             with self.changed:
-                self.changed.wait_for(lambda: self._paused or self._leaving(handle), wait)
+                self.changed.wait_for(lambda: self._paused or self._must_stop(handle), wait)
 
-    def _resting_wanted(self, handle: Handle[T]) -> bool:
-        return self._paused and not self._leaving(handle)
+    def _must_rest(self, handle: Handle[T]) -> bool:
+        return self._paused and not self._must_stop(handle)
 
-    def _leaving(self, handle: Handle[T]) -> bool:
+    def _must_stop(self, handle: Handle[T]) -> bool:
         return self._closing or bool(handle.stopping)
 
 
@@ -310,30 +312,30 @@ class _Session(Generic[T]):
         self._clock = clock
         self._paused_s = 0.0
         self._began = clock.monotonic()
-        self._meter = _Meter()
+        self._meter = _RateMeter()
         self._loss: float | None = None
         self._step = 0
         self._reported = float("-inf")
         self._save_after = clock.monotonic() + assignment.save_every_s
-        self._up_at = 0.0  # start of the work since the last rest
+        self._work_began = 0.0  # start of the work since the last rest
         self._away_s = 0.0  # seconds of this micro-batch spent on something else
-        self._refused = 0  # bytes of the last failed allocation
+        self._refused_bytes = 0  # bytes of the last failed allocation
 
     def run(self) -> Finished[T] | Interrupted:
         """Run the job. Raises OutOfMemory if the task does not fit, and the job's errors."""
         try:
-            return self._whole()
+            return self._run_task()
         except Exception as error:
             if isinstance(error, OutOfMemory) or not out_of_memory(error):
                 raise
             message = str(error).partition("\n")[0]
-            needed = self._most() + (refused_bytes(error) or self._refused)
+            needed = self._peak_bytes() + (refused_bytes(error) or self._refused_bytes)
         raise OutOfMemory(message, needed)  # the traceback would keep the failed tensors alive
 
-    def _most(self) -> int:
-        return self._assignment.meter.most() if self._assignment.meter is not None else 0
+    def _peak_bytes(self) -> int:
+        return self._assignment.meter.peak_bytes() if self._assignment.meter is not None else 0
 
-    def _whole(self) -> Finished[T] | Interrupted:
+    def _run_task(self) -> Finished[T] | Interrupted:
         work: Work | None = None
         try:
             self._paused_s += self._trainer.obey(self._handle, None)
@@ -343,7 +345,7 @@ class _Session(Generic[T]):
             work = self._assignment.begin()
             self._began += self._clock.monotonic() - loading  # loading does not count as training
             if isinstance(work, Listening):
-                work.listen(self._look)
+                work.listen(self._check_requests)
             while not work.done:
                 self._paused_s += self._trainer.obey(self._handle, work)
                 while self._handle.orders:
@@ -363,44 +365,44 @@ class _Session(Generic[T]):
 
     def _micro_batch(self, work: Work) -> None:
         meter, began = self._assignment.meter, self._clock.monotonic()
-        self._up_at, self._away_s = began, 0.0
+        self._work_began, self._away_s = began, 0.0
         try:
             progress = self._advance(work)
         except _LongPause as pause:
             self._paused_s += pause.waited_s
             if meter is not None:
-                meter.started_over()
+                meter.restart_step()
             return
         if meter is not None:
-            meter.advanced(work, progress, self._clock.monotonic() - began - self._away_s)
-        self._after(work, progress)
-        self._trainer.rest(self._handle, self._clock.monotonic() - self._up_at)
+            meter.record(work, progress, self._clock.monotonic() - began - self._away_s)
+        self._report_and_save(work, progress)
+        self._trainer.rest(self._handle, self._clock.monotonic() - self._work_began)
 
-    def _look(self) -> None:
-        """Obey pauses and run interjected jobs within a micro-batch."""
+    def _check_requests(self) -> None:
+        """Obey pauses and run interjected jobs in the middle of a micro-batch."""
         began = self._clock.monotonic()
         self._paused_s += self._trainer.obey(self._handle, None, SHORT_PAUSE_S)
         self._trainer.interlude()
-        self._trainer.rest(self._handle, began - self._up_at)
-        self._up_at = self._clock.monotonic()
-        self._away_s += self._up_at - began
+        self._trainer.rest(self._handle, began - self._work_began)
+        self._work_began = self._clock.monotonic()
+        self._away_s += self._work_began - began
 
     def _advance(self, work: Work) -> Progress:
-        """Do one micro-batch, in smaller and smaller pieces until it fits the memory."""
+        """Compute one micro-batch; halve it until it fits the memory."""
         while True:
             try:
                 return work.advance()
             except Exception as error:
                 if not out_of_memory(error):
                     raise
-                self._refused = refused_bytes(error)
+                self._refused_bytes = refused_bytes(error)
             # Release memory outside of the except block: its traceback keeps failed tensors.
             release_device()
             if self._assignment.meter is not None:
-                self._assignment.meter.halved()
+                self._assignment.meter.record_halving()
             self._assignment.halved(work.halve())
 
-    def _after(self, work: Work, progress: Progress) -> None:
+    def _report_and_save(self, work: Work, progress: Progress) -> None:
         now = self._clock.monotonic()
         if progress.loss is not None:
             self._loss = progress.loss
@@ -464,7 +466,7 @@ class _Session(Generic[T]):
                 return
 
 
-class _Meter:
+class _RateMeter:
     """Rate in samples a second over the last reports."""
 
     def __init__(self) -> None:

@@ -60,13 +60,13 @@ class Headless:
     def __init__(self) -> None:
         self._line = ""
         memory = SimpleNamespace(memory=SimpleNamespace(show_name=None, read=()))
-        hub: Any = SimpleNamespace(
+        bus: Any = SimpleNamespace(
             emit=lambda event: None,
             status=PAUSED,
             notice=self._print,
         )
         judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
-        place = workplace(VirtualClock(), store={"home": memory}, bus=hub)
+        place = workplace(VirtualClock(), store={"home": memory}, bus=bus)
         self._watcher = RunWatcher(place=place, verdicts=judge)
 
     def _print(self, message: object, level: str = "info") -> None:

@@ -161,7 +161,7 @@ class LogPage(Page):
             view.status,
             hardware(view.status.devices),
             version=version,
-            sandbox=(sandbox.offered(), memory_limit.in_force()),
+            sandbox=(sandbox.support_sentence(), memory_limit.limit_sentence()),
             settings=rows or (),
             events=[entry.event for entry in view.entries],
         )

@@ -15,7 +15,7 @@ from shared.errors import Unreachable
 from shared.protocol.accounts import RunInfo
 from shared.workloads.declaration import refusal
 from volunteer.i18n.catalogue import N_, _, shown
-from volunteer.machine import outside
+from volunteer.machine import sandbox_helper
 from volunteer.tui.keys import KeyCommand
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ async def in_browser(page: str) -> bool:
     if not has_browser(os.environ):
         return False
     try:
-        return await asyncio.to_thread(outside.do, outside.open_page, page)
+        return await asyncio.to_thread(sandbox_helper.do, sandbox_helper.open_page, page)
     except Unreachable:
         return False
 

@@ -17,7 +17,7 @@ from volunteer.machine.devices import (
     default_threads,
     detect,
     hardware,
-    match,
+    match_devices,
 )
 
 NVIDIA = DriverGpu(vendor="nvidia", name="RTX 4090", memory_bytes=24 << 30, cuda=(12, 8))
@@ -31,21 +31,21 @@ def view(build: str = "cpu", *devices: Device, problem: str = "") -> TorchView:
 
 
 def problem(seen: TorchView, gpu: DriverGpu) -> str:
-    broken = [device for device in match(seen, (gpu,)) if not device.usable]
+    broken = [device for device in match_devices(seen, (gpu,)) if not device.usable]
     assert len(broken) == 1
     assert broken[0].name == gpu.name
     return broken[0].problem
 
 
 def test_a_machine_without_gpu_has_its_processor() -> None:
-    found = match(view(), ())
+    found = match_devices(view(), ())
     assert [device.id for device in found] == ["cpu"]
     assert found[0].memory_bytes > 0
 
 
 def test_a_working_gpu_comes_first_and_has_no_problem() -> None:
     seen = view("cuda 12.8", SMALL, CUDA)
-    found = match(seen, (NVIDIA, NVIDIA))
+    found = match_devices(seen, (NVIDIA, NVIDIA))
     assert [device.id for device in found] == ["cuda:0", "cuda:1", "cpu"]
     assert all(device.usable for device in found)
 
@@ -79,7 +79,7 @@ def test_a_gpu_that_the_right_torch_does_not_see_says_why() -> None:
 
 
 def test_only_the_missing_one_of_two_is_broken() -> None:
-    found = match(view("cuda 12.8", CUDA), (NVIDIA, NVIDIA))
+    found = match_devices(view("cuda 12.8", CUDA), (NVIDIA, NVIDIA))
     assert [(device.id, device.usable) for device in found] == [
         ("cuda:0", True),
         ("cpu", True),
@@ -95,7 +95,7 @@ def test_an_amd_gpu_gets_the_rocm_build(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_setting_chooses() -> None:
-    devices = match(view("cuda 12.8", CUDA, SMALL), (NVIDIA, NVIDIA, NVIDIA))
+    devices = match_devices(view("cuda 12.8", CUDA, SMALL), (NVIDIA, NVIDIA, NVIDIA))
 
     def ids(setting: str) -> list[str]:
         return [device.id for device in choose(setting, devices)]
@@ -111,7 +111,7 @@ def test_the_setting_chooses() -> None:
         ids("nvidia:2")
     with pytest.raises(Configuration, match="names no device"):
         ids(" , ")
-    assert [device.id for device in choose("all", match(view(), ()))] == ["cpu"]
+    assert [device.id for device in choose("all", match_devices(view(), ()))] == ["cpu"]
 
 
 def test_this_machine_can_be_described() -> None:
@@ -130,7 +130,7 @@ def test_a_benchmark_measures_and_tells() -> None:
     )
     assert min(measured.fp32_flops, measured.bf16_flops, measured.step_flops) > 1e6
     assert (measured.device, measured.at) == ("cpu", 5.0)
-    shares = [done for _, done in told]
+    shares = [process for _, process in told]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
 

@@ -15,9 +15,9 @@ import numpy as np
 from volunteer.machine import memory_limit
 from volunteer.machine.device_memory import out_of_memory
 
-print("before:", memory_limit.in_force())
+print("before:", memory_limit.limit_sentence())
 print("limited:", memory_limit.limit(0.5))
-print("now:", memory_limit.in_force())
+print("now:", memory_limit.limit_sentence())
 import torch
 for name, take in (
     ("bytes", lambda: bytearray(3 << 30)),
@@ -36,15 +36,15 @@ print("array again:", len(np.empty(3 << 30, np.uint8)) >> 30)
 
 
 def outcome() -> dict[str, str]:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=300
     )
-    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    return dict(line.split(": ", 1) for line in process.stdout.splitlines())
 
 
 def test_what_is_too_large_is_refused_as_memory_that_ran_out_and_the_rest_works() -> None:
     found = outcome()
-    if memory_limit.refusal():
+    if memory_limit.unsupported_reason():
         assert found["limited"] == "False"
         assert found["bytes"] == "taken"
         return
@@ -64,6 +64,6 @@ def test_the_limit_leaves_room_for_the_program_and_follows_the_setting() -> None
 
 
 def test_where_nothing_can_be_limited_a_sentence_says_why(tmp_path: Path) -> None:
-    assert "this system" in memory_limit.refusal("win32")
-    assert "graphics driver" in memory_limit.refusal("linux", [str(tmp_path)])
-    assert not memory_limit.refusal("linux", [str(tmp_path / "not there")])
+    assert "this system" in memory_limit.unsupported_reason("win32")
+    assert "graphics driver" in memory_limit.unsupported_reason("linux", [str(tmp_path)])
+    assert not memory_limit.unsupported_reason("linux", [str(tmp_path / "not there")])

@@ -38,9 +38,9 @@ def ask(
     rules: WorkRules,
     facts: MachineFacts = NOTHING_KNOWN,
     now: datetime = NOON,
-    standing: PolicyState | None = None,
+    state: PolicyState | None = None,
 ) -> Decision:
-    return decide(rules, facts, now, ("cuda:0", "cuda:1"), standing)
+    return decide(rules, facts, now, ("cuda:0", "cuda:1"), state)
 
 
 def only(decision: Decision) -> Hold:
@@ -220,10 +220,10 @@ def test_only_the_hot_device_rests_and_until_it_has_cooled_down() -> None:
     first = ask(rules, MachineFacts(temperatures={"cuda:0": 84, "cuda:1": 70}))
     assert [hold.device for hold in first.holds] == ["cuda:0"]
     warm = MachineFacts(temperatures={"cuda:0": 78, "cuda:1": 78})
-    second = ask(rules, warm, standing=first.standing)
+    second = ask(rules, warm, state=first.state)
     assert [hold.device for hold in second.holds] == ["cuda:0"]  # 78 °C is not yet cool
     cool = MachineFacts(temperatures={"cuda:0": 75, "cuda:1": 78})
-    assert not ask(rules, cool, standing=second.standing).holds
+    assert not ask(rules, cool, state=second.state).holds
 
 
 def test_what_cannot_be_measured_holds_nothing_back_but_is_told() -> None:
@@ -262,10 +262,10 @@ def test_going_on_lifts_a_pause_until_its_reason_has_passed() -> None:
     on, off = MachineFacts(on_battery=True), MachineFacts(on_battery=False)
     standing, kept = lift(ask(WorkRules(), on))
     assert not kept
-    again = ask(WorkRules(), on, standing=standing)
+    again = ask(WorkRules(), on, state=standing)
     assert not again.holds  # still on battery, but you said so
-    plugged = ask(WorkRules(), off, standing=again.standing)
-    assert ask(WorkRules(), on, standing=plugged.standing).holds  # unplugged anew: asks anew
+    plugged = ask(WorkRules(), off, state=again.state)
+    assert ask(WorkRules(), on, state=plugged.state).holds  # unplugged anew: asks anew
 
 
 def test_heat_and_a_full_disk_cannot_be_lifted() -> None:
@@ -273,11 +273,11 @@ def test_heat_and_a_full_disk_cannot_be_lifted() -> None:
     facts = MachineFacts(temperatures={"cuda:0": 90, "cuda:1": 20}, disk_free_bytes=0, metered=True)
     standing, kept = lift(ask(rules, facts))
     assert {hold.rule for hold in kept} == {Rule.TEMPERATURE, Rule.DISK}
-    after = ask(rules, facts, standing=standing)
+    after = ask(rules, facts, state=standing)
     assert {hold.rule for hold in after.holds} == {Rule.TEMPERATURE, Rule.DISK}
 
 
 def test_lifting_one_reason_does_not_lift_another_that_comes_later() -> None:
     standing, _ = lift(ask(WorkRules(), MachineFacts(metered=True)))
-    later = ask(WorkRules(), MachineFacts(metered=True, on_battery=True), standing=standing)
+    later = ask(WorkRules(), MachineFacts(metered=True, on_battery=True), state=standing)
     assert [hold.rule for hold in later.holds] == [Rule.BATTERY]

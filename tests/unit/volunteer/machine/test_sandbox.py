@@ -27,10 +27,10 @@ home, run, victim, known, other = Path(sys.argv[1]), Path(sys.argv[2]), *map(int
 places = settings.directories()
 listener = start._confine(settings.Settings(), places, screen=True)
 from volunteer.control.local_socket import listen
-from volunteer.machine import outside, priority, sandbox, system_calls
+from volunteer.machine import sandbox_helper, priority, sandbox, system_calls
 import tempfile
 
-listed = system_calls.listed() if system_calls.fits() else ()
+listed = system_calls.listed_calls() if system_calls.is_supported() else ()
 numbers = {name: number for name, number, _ in listed}
 
 own, key, config = places.profile, home / ".ssh" / "id", places.config / "config.toml"
@@ -87,7 +87,7 @@ for name, act in (
     ("resolve", lambda: socket.getaddrinfo("localhost", 80)),
     ("serve", lambda: listener.listen()),
     ("read config", lambda: config.read_text()),
-    ("save", lambda: outside.do(settings.save, config, {"threads": 3})),
+    ("save", lambda: sandbox_helper.do(settings.save, config, {"threads": 3})),
     ("name a thread", lambda: Path(f"/proc/self/task/{os.getpid()}/comm").write_text("trainer")),
     ("lower", lambda: in_thread(priority.lower_thread)),
     ("crash handler", lambda: open("/proc/sys/kernel/core_pattern", "a").close()),
@@ -125,8 +125,8 @@ for name, act in (
     ("owner", lambda: os.chown(key, os.getuid(), os.getgid())),
     ("acl", lambda: os.setxattr(key, "user.x", b"x")),
     ("start path", lambda: (home / "document.txt").read_text()),
-    ("free", lambda: outside.do(settings.save, config, {"sandbox": False})),
-    ("job", lambda: outside.do(os.getcwd)),
+    ("free", lambda: sandbox_helper.do(settings.save, config, {"sandbox": False})),
+    ("job", lambda: sandbox_helper.do(os.getcwd)),
     ("mode", lambda: key.chmod(0o644)),
 ):
     try:
@@ -135,20 +135,20 @@ for name, act in (
     except Exception as error:
         print(name, type(error).__name__, sep="=")
 from volunteer.machine.presence import run_here
-print("program", repr(outside.do(run_here, ["id"])), sep="=")
+print("program", repr(sandbox_helper.do(run_here, ["id"])), sep="=")
 print("home on sys.path", str(home) in sys.path, sep="=")
 
 async def refused():
     names = []
-    async for name in outside.refused_calls():
+    async for name in sandbox_helper.refused_calls():
         names.append(name)
         if name == "setxattr":  # the last
             return names
 
-if system_calls.fits() and sandbox.held():
+if system_calls.is_supported() and sandbox.landlock_version():
     print("calls=", *asyncio.run(asyncio.wait_for(refused(), 30)))
 """
-HELD = sandbox.held()
+HELD = sandbox.landlock_version()
 REFUSED = {
     "a: sockets of other programs": ("bus", "bus by a pair"),
     "b: their files in the runtime directory": ("unit", "runtime files"),
@@ -197,12 +197,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             "HOME": str(home), "XDG_RUNTIME_DIR": str(run), "VOLUNTEER_HOME": str(home / "data"),
         }  # fmt: skip
         _joined(home / "data", f"http://127.0.0.1:{known}", environ)
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "probe.py", *map(str, (home, run, victim.pid, known, other))],
             capture_output=True, text=True, check=False, timeout=120, env=environ, cwd=home,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        outcome = dict(line.split("=", 1) for line in done.stdout.splitlines())
+        assert process.returncode == 0, process.stderr
+        outcome = dict(line.split("=", 1) for line in process.stdout.splitlines())
         outcome["victim"] = str(victim.poll())
         outcome["key"] = f"{key.read_text()} {stat.S_IMODE(key.stat().st_mode):o}"
         outcome["age"] = "changed" if key.stat().st_mtime == 0 else "unchanged"
@@ -258,11 +258,13 @@ def test_a_key_stays_private_and_the_home_is_not_imported_from(found: dict[str, 
     assert found["program"] == "''"  # no other programs are run outside
 
 
-@pytest.mark.skipif(not (HELD and system_calls.fits()), reason="this system filters no calls")
+@pytest.mark.skipif(
+    not (HELD and system_calls.is_supported()), reason="this system filters no calls"
+)
 def test_a_call_that_is_not_listed_is_absent_and_named(found: dict[str, str]) -> None:
     assert {found["trace"], found["keyring"], found["user namespace"]} == {"OSError"}  # ENOSYS
     assert set(found["calls"].split()) >= UNKNOWN
 
 
 def test_what_a_system_offers_is_a_sentence() -> None:
-    assert "confine" in sandbox.offered()
+    assert "confine" in sandbox.support_sentence()

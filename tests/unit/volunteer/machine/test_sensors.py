@@ -11,7 +11,7 @@ from typing import Any
 from tests.support.virtual_clock import VirtualClock
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
-from volunteer.machine.sensors import LOOK_S, SENSE_S, Sensors, Watch
+from volunteer.machine.sensors import LOOK_S, SENSE_S, Sensors, SensorWatch
 
 
 def work(seconds: float) -> None:
@@ -93,7 +93,7 @@ async def test_only_changes_are_told() -> None:
             await asyncio.sleep(0)
 
     with bus.subscribe() as stream:
-        watch = Watch(bus, clock, read)
+        watch = SensorWatch(bus, clock, read)
         telling = asyncio.create_task(watch.run())
         for _ in degrees[1:]:
             await read_once()
@@ -131,7 +131,7 @@ async def test_who_looks_is_told_at_once_and_nobody_more_often_than_twice_a_seco
         while clock.next_at is None:
             await asyncio.sleep(0)
 
-    watch = Watch(bus, clock, read)
+    watch = SensorWatch(bus, clock, read)
     telling = asyncio.create_task(watch.run())
     began = clock.now()
     for _ in range(3):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from volunteer.machine.policy import MachineFacts
-from volunteer.machine.presence import run_command, terminals_s, unused_s
-from volunteer.machine.surroundings import Senses, metered
+from volunteer.machine.presence import run_command, terminals_unused_s, unused_s
+from volunteer.machine.surroundings import SurroundingsReader, metered
 from volunteer.settings.work_rules import WorkRules
 
 SAYS = Callable[[Sequence[str]], str]
@@ -71,7 +71,7 @@ def test_typing_into_any_terminal_counts(tmp_path: Path) -> None:
     for path, age in ((old, 600), (new, 42)):
         path.touch()
         os.utime(path, (now - age, now - age))
-    assert terminals_s(tmp_path) == pytest.approx(42, abs=5)
+    assert terminals_unused_s(tmp_path) == pytest.approx(42, abs=5)
 
 
 def test_only_what_a_rule_needs_is_asked(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_only_what_a_rule_needs_is_asked(tmp_path: Path) -> None:
         asked.append(command[0])
         return ""
 
-    senses = Senses(tmp_path, system="linux", run=run)
+    senses = SurroundingsReader(tmp_path, system="linux", run=run)
     nothing = WorkRules(on_battery=True, metered="work", disk_free_gb=0)
     assert senses.read(nothing, ["cpu"]) == MachineFacts()
     assert not asked
@@ -99,7 +99,7 @@ def test_what_costs_is_asked_again_only_after_a_while(tmp_path: Path) -> None:
         asked[0] += command[0] == "busctl"
         return "u 1"
 
-    senses = Senses(tmp_path, system="linux", run=run, monotonic=lambda: now[0])
+    senses = SurroundingsReader(tmp_path, system="linux", run=run, monotonic=lambda: now[0])
     for now[0] in (0, 5, 59):
         assert senses.read(WorkRules(), []).metered is True
     assert asked[0] == 1
@@ -111,4 +111,7 @@ def test_what_costs_is_asked_again_only_after_a_while(tmp_path: Path) -> None:
 def test_a_missing_program_or_disk_is_unknown(tmp_path: Path) -> None:
     assert run_command(["no-such-program-anywhere"]) == ""
     assert run_command(["false"]) == ""
-    assert Senses(tmp_path / "gone").read(WorkRules(metered="work"), []).disk_free_bytes is None
+    assert (
+        SurroundingsReader(tmp_path / "gone").read(WorkRules(metered="work"), []).disk_free_bytes
+        is None
+    )

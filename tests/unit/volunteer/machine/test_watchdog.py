@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from volunteer.machine.watchdog import ENDED_S, LOOK_S, TOLD_S, Stall
+from volunteer.machine.watchdog import EXIT_S, LOOK_S, REPORT_S, StallDetector
 
 
 class Watched:
@@ -15,14 +15,14 @@ class Watched:
     def __init__(self) -> None:
         self.now = 0.0
         self.told: list[float] = []
-        self.ended: list[float] = []
-        self.stall = Stall(self.told.append, self.ended.append)
+        self.exit_process: list[float] = []
+        self.stall = StallDetector(self.told.append, self.exit_process.append)
 
     def go(self, seconds: float, *, turning: bool) -> None:
         for _ in range(int(seconds / LOOK_S)):
             self.now += LOOK_S
             if turning:
-                self.stall.turned(self.now)
+                self.stall.record_turn(self.now)
             self.stall.look(self.now)
 
 
@@ -35,25 +35,25 @@ def watched() -> Watched:
 
 def test_a_loop_that_turns_is_left_alone(watched: Watched) -> None:
     watched.go(10_000, turning=True)
-    assert (watched.told, watched.ended) == ([], [])
+    assert (watched.told, watched.exit_process) == ([], [])
 
 
 def test_a_loop_that_hangs_is_told_once_and_then_ended(watched: Watched) -> None:
-    watched.go(TOLD_S + 30, turning=False)
-    assert (watched.told, watched.ended) == ([TOLD_S], [])
-    watched.go(ENDED_S - TOLD_S - 30, turning=False)
-    assert watched.ended == [ENDED_S]
+    watched.go(REPORT_S + 30, turning=False)
+    assert (watched.told, watched.exit_process) == ([REPORT_S], [])
+    watched.go(EXIT_S - REPORT_S - 30, turning=False)
+    assert watched.exit_process == [EXIT_S]
 
 
 def test_one_that_comes_round_again_is_told_anew_the_next_time(watched: Watched) -> None:
-    watched.go(TOLD_S, turning=False)
+    watched.go(REPORT_S, turning=False)
     watched.go(20, turning=True)
-    watched.go(TOLD_S, turning=False)
+    watched.go(REPORT_S, turning=False)
     assert len(watched.told) == 2
-    assert watched.ended == []
+    assert watched.exit_process == []
 
 
 def test_a_machine_that_slept_is_no_loop_that_hangs(watched: Watched) -> None:
     watched.now += 8 * 3600
-    watched.go(TOLD_S - LOOK_S, turning=False)
-    assert (watched.told, watched.ended) == ([], [])
+    watched.go(REPORT_S - LOOK_S, turning=False)
+    assert (watched.told, watched.exit_process) == ([], [])

@@ -112,7 +112,7 @@ def test_a_rank_without_memory_costs_its_share_and_not_the_task(data: Folder, ra
 def test_the_share_of_the_time_is_that_of_every_rank(forked: None, data: Folder) -> None:
     task = job(config(data, n_embd=64, n_layer=2), steps=40)
     trainer = Trainer("cpu", threads=1)
-    trainer.others, trainer.share = ("cpu",), 0.2
+    trainer.rank_devices, trainer.share = ("cpu",), 0.2
     seen: list[tuple[float, float]] = []
 
     def report(_: object) -> None:

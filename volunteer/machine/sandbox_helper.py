@@ -34,7 +34,7 @@ Job = Callable[..., object]
 
 _helper: socket.socket | None = None  # None: not confined, jobs run in this process
 _refusals: socket.socket | None = None  # delivers a line for each system call that is refused
-_JOB, _LISTENER = b".", b"r"  # what a file is that the program sends to the helper
+_JOB, _LISTENER = b".", b"r"  # kinds of messages to the helper: a job, or refused calls to report
 
 
 def begin(jobs: Mapping[Job, Job]) -> None:
@@ -53,12 +53,14 @@ def begin(jobs: Mapping[Job, Job]) -> None:
     os.closerange(3, far.fileno())
     os.closerange(far.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     with suppress(BaseException):
-        _serve(far, {job.__name__: checked for job, checked in jobs.items()})
+        _serve(far, {job.__name__: handler for job, handler in jobs.items()})
     os._exit(0)
 
 
 def do(job: Callable[..., T], *arguments: object) -> T:
-    """Do a job outside of the sandbox. Raises the job's errors, Unreachable."""
+    """Do a job outside of the sandbox and return its result. Raises the job's errors, and
+    Unreachable if the helper has ended.
+    """
     if _helper is None:
         return job(*arguments)
     near, far = socket.socketpair()
@@ -78,9 +80,9 @@ def do(job: Callable[..., T], *arguments: object) -> T:
     return cast(T, decode(reply.value))
 
 
-def report(listener: int) -> None:
-    """Hand the listener of refused system calls to the helper, and close it here: it can let calls
-    pass.
+def report_refused_calls(listener: int) -> None:
+    """Hand the listener of refused system calls to the helper, and close it in this process, which
+    must not be able to allow calls.
     """
     global _refusals
     try:
