@@ -19,13 +19,13 @@ from volunteer.control.event_sentences import (
     YOU,
     announcement_words,
     credits_words,
-    held_words,
+    stake_words,
     words,
 )
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import PauseStatus, Status, TaskStatus
-from volunteer.i18n.catalogue import _, ngettext, shown
-from volunteer.i18n.coordinator import standing_still
+from volunteer.i18n.catalogue import _, ngettext, translated
+from volunteer.i18n.coordinator import standstill_sentence
 from volunteer.i18n.formats import size
 from volunteer.text import loss, measure_name
 from volunteer.training.background_thread import BackgroundThread
@@ -149,12 +149,12 @@ def status_lines(status: Status) -> list[str]:
         )
     if status.me is not None:
         lines.append(credits_words(events.Credits(me=status.me)))
-        lines += held_words(status.me)
+        lines += stake_words(status.me)
     for beat in status.beats:
         version = _("{run} version {version}", run=beat.run, version=beat.version)
         lines.append(f"{version}: {measure_name(beat.measure)} {loss(beat.loss, beat.measure)}")
         if beat.standstill is not None:
-            why = shown(standing_still(beat.standstill))
+            why = translated(standstill_sentence(beat.standstill))
             lines.append(_("{run} does not go on: {why}", run=beat.run, why=why))
     return [printable(line) for line in lines]
 

@@ -15,7 +15,7 @@ from volunteer.control import events
 from volunteer.control.event_sentences import words
 from volunteer.control.events import AnyEvent
 from volunteer.control.model_step import ModelStep
-from volunteer.control.shortage import Shortage, of_run
+from volunteer.control.shortage import Shortage, memory_properties
 from volunteer.control.status import Status, fold
 from volunteer.tui.run_estimate import estimate
 from volunteer.tui.screens.ranking import place_line
@@ -113,7 +113,7 @@ def test_a_run_that_ran_out_of_memory_here_is_none_for_this_device() -> None:
     short = Shortage(
         run=scenes.RUN.name,
         device=scenes.CPU.id,
-        model=of_run(scenes.RUN),
+        model=memory_properties(scenes.RUN),
         torch="2.9",
         needed_bytes=40_000_000_000,
         had_bytes=scenes.CPU.memory_bytes,

@@ -29,7 +29,7 @@ from volunteer.agent.run_watcher import merging_words
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.i18n import catalogue, coordinator
-from volunteer.i18n.catalogue import LanguageChoice, shown, use
+from volunteer.i18n.catalogue import LanguageChoice, translated, use
 from volunteer.machine.policy import MachineFacts, decide
 from volunteer.net.reply_errors import connection_failure, refusal
 from volunteer.settings.work_rules import WorkRules
@@ -173,7 +173,7 @@ async def test_no_page_says_a_sentence_in_english(engine: FakeEngine, state: str
 async def test_the_reason_for_no_task_is_said_by_its_code(
     engine: FakeEngine, reason: Reason
 ) -> None:
-    message = coordinator.idle(reason, "words of the coordinator")
+    message = coordinator.idle_sentence(reason, "words of the coordinator")
     told = (*scenes.started(), events.Idle(reason=reason.value, message=message))
     async with opened(prepared(engine), told) as (app, pilot):
         await settle(app, pilot)
@@ -223,14 +223,14 @@ async def test_a_refusal_of_the_coordinator_is_said_by_its_code(
 
 def test_what_has_no_code_is_quoted_and_never_guessed() -> None:
     paid = Verdict(contribution=1, task=1, run="r", state="accepted", message="16 games, all valid")
-    assert shown(coordinator.judged(paid)) == greek('coordinator: "{words}"').format(
+    assert translated(coordinator.verdict_reason(paid)) == greek('coordinator: "{words}"').format(
         words="16 games, all valid"
     )
     merged = replace(paid, state="merged", version=7, message="merged into version 7")
-    assert english(shown(coordinator.judged(merged))) == set()
+    assert english(translated(coordinator.verdict_reason(merged))) == set()
     unpaid = replace(merged, message="merged into version 7; its account is suspended")
-    assert "its account is suspended" in shown(coordinator.judged(unpaid))
-    assert coordinator.judged(replace(paid, message="merged", state="merged")) == ""
+    assert "its account is suspended" in translated(coordinator.verdict_reason(unpaid))
+    assert coordinator.verdict_reason(replace(paid, message="merged", state="merged")) == ""
 
 
 def test_every_code_of_the_protocol_has_a_sentence() -> None:

@@ -1,4 +1,4 @@
-"""Joining a coordinator: probe it without a secret, store an identity, then register."""
+"""Joining a coordinator: probe it without sending a secret, store an identity, then register."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class Enrolment:
 
 
 def software() -> str:
+    """Return the installed version of this program; "0" in a source tree."""
     try:
         return importlib.metadata.version("volunteer")
     except importlib.metadata.PackageNotFoundError:
@@ -139,12 +140,12 @@ async def join(link: JoinLink, name: str, enrolment: Enrolment, patience_s: floa
     """
     profile, connect = enrolment.profile, enrolment.connect
     server = await probe(link, connect, patience_s)
-    previous = profile.known(server)
+    previous = profile.identity_of(server)
     if (
         previous is not None
         and previous.registered
         and link.code
-        and await _withdrawn(previous, connect)
+        and await _secret_is_unknown(previous, connect)
     ):
         previous = None
     if previous is not None:
@@ -192,14 +193,14 @@ async def register(
 ) -> Identity:
     """Register a stored identity; a repeated call uses the same ids.
 
-    An open coordinator requires a proof of work from newcomers without a code. An automatic name,
-    or that of an invitation, is replaced if it is taken or none. Raises InvalidName, Forbidden,
-    BadRequest, Unreachable.
+    An open coordinator requires a proof of work from newcomers without a code. A name that no
+    person chose (not `named`) is replaced by a random one if the coordinator refuses it. Raises
+    InvalidName, Forbidden, BadRequest, Unreachable.
     """
     profile = enrolment.profile
     client = enrolment.connect(identity.address, "")
-    spare = 0 if named and identity.nickname else NAMES_TRIED
-    challenges, proof = CHALLENGES_TRIED, NO_PROOF
+    names_left = 0 if named and identity.nickname else NAMES_TRIED
+    challenges_left, proof = CHALLENGES_TRIED, NO_PROOF
     try:
         api = Api(client)
         while True:
@@ -209,18 +210,18 @@ async def register(
                 request = _request(identity, enrolment.settings, proof)
                 reply = await api.call(endpoints.REGISTER, body=request, patience_s=patience_s)
             except InvalidName:
-                if spare == 0:
+                if names_left == 0:
                     raise
-                spare -= 1
+                names_left -= 1
                 fresh = f"volunteer-{secrets.token_hex(4)}"
                 identity = msgspec.structs.replace(identity, nickname=fresh)
                 profile.use(identity)
             except BadRequest:
-                if not proof.challenge or challenges == 0:
+                if not proof.challenge or challenges_left == 0:
                     raise
-                challenges, proof = challenges - 1, NO_PROOF
+                challenges_left, proof = challenges_left - 1, NO_PROOF
             else:
-                return _registered(identity, reply, profile)
+                return _store_registration(identity, reply, profile)
     finally:
         await client.close()
 
@@ -249,7 +250,7 @@ async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: f
     loop, over = asyncio.get_running_loop(), threading.Event()
     progress(challenge.bits, 0.0)
 
-    def tried(count: int) -> bool:
+    def report_tries(count: int) -> bool:
         if not over.is_set():
             loop.call_soon_threadsafe(
                 progress, challenge.bits, solved_probability(count, challenge.bits)
@@ -257,14 +258,14 @@ async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: f
         return not over.is_set()
 
     try:
-        nonce = await asyncio.to_thread(solve, challenge.challenge, challenge.bits, tried)
+        nonce = await asyncio.to_thread(solve, challenge.challenge, challenge.bits, report_tries)
     finally:
         over.set()
     progress(challenge.bits, 1.0)
     return _WorkProof(challenge.challenge, f"{nonce or 0:x}")
 
 
-def _registered(identity: Identity, reply: RegisterReply, profile: Profile) -> Identity:
+def _store_registration(identity: Identity, reply: RegisterReply, profile: Profile) -> Identity:
     identity = msgspec.structs.replace(
         identity,
         volunteer_id=reply.volunteer_id,
@@ -293,8 +294,8 @@ def _request(identity: Identity, settings: Settings, proof: _WorkProof) -> Regis
     )
 
 
-async def _withdrawn(identity: Identity, connect: Connect) -> bool:
-    """Return True if the coordinator no longer knows the secret, as after a reissue."""
+async def _secret_is_unknown(identity: Identity, connect: Connect) -> bool:
+    """Return True if the coordinator does not know the secret any more, as after a reissue."""
     client = connect(identity.address, identity.token)
     try:
         await Api(client).query(endpoints.ME)

@@ -2,8 +2,8 @@
 declaration to the coordinator.
 
 The builders are those of the organiser's own datasets, with the tokenizer, chat template or picture
-size of the run's example, so that every member's samples have the same form. The coordinator hears
-numbers only.
+size of the run's example, so that every member's samples have the same form. Only numbers are sent
+to the coordinator.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from volunteer.storage.blob_cache import Cache
 from volunteer.storage.manifests import verified_manifest
 from volunteer.storage.own_data import OwnBuild, OwnData, OwnDataUnusable, OwnRecord
 
-ASSET_BYTES_MAX = 128 << 20  # of the shared assets of an example together
+ASSET_BYTES_MAX = 128 << 20  # most bytes of all shared assets of an example
 TEXT, DIALOGUES, IMAGES = "tokens", "chat-tokens", "images"
 SHARED_ASSETS = ("tokenizer", "chat_template")  # assets that every member has alike
 
@@ -49,7 +49,7 @@ class MemberTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRun:
-    """Run that learns from its members' data, and the form of the data by the run's example."""
+    """Run that learns from its members' data, and the example that sets the form of the data."""
 
     name: str
     heldout_share: float
@@ -88,7 +88,7 @@ async def member_run(api: Api, name: str, public_key: str, enabled: Sequence[str
     if (newest.run, newest.workload) != (name, info.workload):
         raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
     example = await api.query(endpoints.DATASET, dataset=info.members.dataset)
-    if not (_complete(example) or _builds(workload, example.kind)):
+    if not (_complete(example) or _workload_builds(workload, example.kind)):
         raise BadRequest(
             Sentence(
                 "this version cannot read data of the kind {kind}, which the run {run} learns from",
@@ -121,8 +121,8 @@ async def run_info(api: Api, name: str) -> RunInfo:
     return info
 
 
-def _builds(workload: Workload, kind: str) -> bool:
-    """Return True if a workload reads files of its own kind itself."""
+def _workload_builds(workload: Workload, kind: str) -> bool:
+    """Return True if a workload itself builds datasets of this kind."""
     builds = type(workload).dataset is not Workload.dataset
     return builds and kind in workload.dataset_kinds and kind not in _BUILDERS
 
@@ -191,14 +191,14 @@ def build(
 
 
 def _numbers(run: MemberRun, manifest: DatasetManifest) -> MemberData:
-    """Return the numbers of a member's data, the only ones that the coordinator hears."""
+    """Return the numbers of a member's data that are sent to the coordinator."""
     items = sum(chunk.items for chunk in manifest.chunks)
-    kept_back = sum(chunk.items for chunk in manifest.heldout)
+    heldout_items = sum(chunk.items for chunk in manifest.heldout)
     answers = float(manifest.meta.get("answer_share", 1.0))  # share of the items
     return MemberData(
         samples=sum(run.workload.samples(run.config, manifest)),
         items=round(items * answers),
-        heldout=max(1, kept_back // run.workload.items_per_sample(run.config)),
+        heldout=max(1, heldout_items // run.workload.items_per_sample(run.config)),
     )
 
 
@@ -290,7 +290,7 @@ def same_form(manifest: DatasetManifest, example: DatasetManifest) -> bool:
 
 
 def check_form(run: str, manifest: DatasetManifest, example: DatasetManifest) -> None:
-    """Raise OwnDataUnusable if the run reads data in another form than that of own data."""
+    """Raise OwnDataUnusable if own data do not have the form of the run's example."""
     if not same_form(manifest, example):
         raise OwnDataUnusable(
             Sentence(
@@ -313,8 +313,8 @@ async def withdraw(api: Api, run: str, patience_s: float = ASK_S) -> None:
 
 
 async def declare_all(api: Api, data: OwnData) -> None:
-    """Tell the coordinator about all own data again, as far as it answers: an earlier declaration
-    may be lost.
+    """Declare all own data again, since the coordinator may have lost an earlier declaration;
+    errors are ignored.
     """
     for record in data.records():
         with suppress(VolunteerError):

@@ -4,8 +4,8 @@
     <profile>/lock               lock of the running instance
     <profile>/control.json       address of the running instance
     <profile>/last-look.json     figures that the owner saw last on the screen
-    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/,
-                                 receipts/, members/ of one of them
+    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, receipts/
+                                 and members/ of one coordinator
 
 The identity, with its secret, is on disk before it is sent to anyone, so a lost reply never makes a
 second account.
@@ -43,13 +43,13 @@ from volunteer.files import (
 from volunteer.net.tls import Address
 
 VERDICTS_KEPT = 200
-PAST_TEXT = 1 << 20  # position of the locked byte: others can read the process id
+PAST_TEXT = 1 << 20  # position of the locked byte, behind the process id, which stays readable
 
 log = logging.getLogger(__name__)
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """An account at one coordinator. Never shown or logged: it holds the secret."""
+    """Account at one coordinator, with its secret: never shown or logged."""
 
     url: str
     tls_pin: str
@@ -131,7 +131,7 @@ class Home:
 
 
 class Profile:
-    """Profile of this host."""
+    """Profile of this host: the accounts, and the one in use."""
 
     def __init__(self, path: Path) -> None:
         self.path = private_directory(path)
@@ -152,7 +152,7 @@ class Profile:
         """Return True if there is an account, even an unreadable one."""
         return (self.path / "current").exists()
 
-    def known(self, server: ServerInfo) -> Identity | None:
+    def identity_of(self, server: ServerInfo) -> Identity | None:
         """Return the stored identity for this coordinator, if any."""
         return self._load(_slug(server.public_key))
 
@@ -227,8 +227,8 @@ class Profile:
 def new_identity(
     server: ServerInfo, *, url: str, tls_pin: str, nickname: str, code: str
 ) -> Identity:
-    """Return a new account, with ids and a 256-bit secret made here, not by the coordinator. With a
-    code and no nickname it gets the name of its invitation.
+    """Return a new account; its ids and its 256-bit secret are made on this machine. Without a
+    nickname, but with a code, the coordinator gives it the name of its invitation.
     """
     return Identity(
         url=url,

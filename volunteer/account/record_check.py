@@ -1,8 +1,8 @@
-"""Checks of the coordinator's record: each receipt by itself, and the stored signed heads (number
-and hash of all entries at one time) against the present head.
+"""Checks of the coordinator's record: of each receipt, and of the stored signed heads against the
+present head. A head is the number and the root hash of all entries at one time.
 
-A coordinator that changes or removes an entry covered by a signed head cannot prove any later head
-consistent with it, so every holder of that head notices.
+A coordinator that changes or removes an entry covered by a signed head cannot prove that a later
+head is consistent with it, so every volunteer who stored that head notices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from volunteer.net.api import Api
 from volunteer.storage.receipts import KeptHead, ReceiptBook, evenly_spaced, read_receipt
 
 CHECKED_MAX = 32  # most stored heads that one check compares with the present one
-SKEW_S = 60.0  # largest difference between the clocks of two replicas
+SKEW_S = 60.0  # largest difference between the clocks of two replicas of the coordinator
 FETCHES_MAX = 50  # most pages of receipts that one `fetch` requests
 
 
@@ -99,19 +99,19 @@ class RecordCheck:
         for _ in range(FETCHES_MAX):
             receipts = await self._api.query(endpoints.RECEIPTS, cursor=self._book.last)
             for signed in receipts:
-                checked = check_receipt(signed, self._key, self._volunteer)
-                if checked.problem:
+                check = check_receipt(signed, self._key, self._volunteer)
+                if check.problem:
                     return Sentence(
-                        "the coordinator sent a wrong receipt: {problem}", problem=checked.problem
+                        "the coordinator sent a wrong receipt: {problem}", problem=check.problem
                     )
             added = self._book.add(receipts)
-            if added and (problem := await self.observe(_head_of(receipts[-1]))):
+            if added and (problem := await self.compare_and_store(_head_of(receipts[-1]))):
                 return problem
             if not added or len(receipts) < RECEIPTS_MAX:
                 break
         return ""
 
-    async def present(self) -> KeptHead:
+    async def present_head(self) -> KeptHead:
         """Return the present head. Raises BadSignature, InvalidFrame, Unreachable."""
         signed = await self._api.query(endpoints.TREE_HEAD)
         verify_text(self._key, signed.payload, signed.signature)
@@ -124,19 +124,19 @@ class RecordCheck:
         return KeptHead(tree=tree, payload=signed.payload, signature=signed.signature)
 
     async def check(self) -> str:
-        """Compare the present head, and the newest manifest's, with the newest stored head.
+        """Compare the present head, and that of the newest manifest, with the newest stored head.
 
-        Returns a sentence if history was rewritten, else "".
+        Returns a sentence if the record was rewritten, else "".
         """
-        heard, self._book.unchecked_head = self._book.unchecked_head, None
-        if heard is not None and (problem := await self.observe(heard)):
+        head, self._book.unchecked_head = self._book.unchecked_head, None
+        if head is not None and (problem := await self.compare_and_store(head)):
             return problem
-        return await self.observe(await self.present())
+        return await self.compare_and_store(await self.present_head())
 
     async def check_all(self) -> str:
         """Compare stored heads of all ages with the present one, as `check`."""
         record = self._book.signed_heads
-        now = await self.present()
+        now = await self.present_head()
         heads = [*record.heads, *((record.broken,) if record.broken else ())]
         if problem := contradiction([head.tree for head in [*heads, now]]):
             self._book.keep_contradiction(now)
@@ -145,11 +145,12 @@ class RecordCheck:
             if problem := await self._compare(old, now):
                 self._book.keep_contradiction(now)
                 return problem
-        return await self.observe(now)
+        return await self.compare_and_store(now)
 
-    async def observe(self, new: KeptHead) -> str:
-        """Store a signed head if it is larger than the newest stored one and continues it. Return
-        "", or a sentence if it contradicts that one; then it is kept as evidence.
+    async def compare_and_store(self, new: KeptHead) -> str:
+        """Compare a signed head with the newest stored one, and store it if it is larger and
+        continues that one. Return "", or a sentence if they contradict each other: then the head is
+        stored as evidence.
         """
         heads = self._book.signed_heads.heads
         newest = heads[-1] if heads else None
@@ -198,19 +199,19 @@ class RecordCheck:
         """Return a sentence unless the record of `new` is proved to begin with that of `old`."""
         before, now = old.tree, new.tree
         if now.size < before.size:
-            return _words(old, now)
+            return _rewrite_sentence(old, now)
         if now.size == before.size:
-            return "" if now.root == before.root else _words(old, now)
+            return "" if now.root == before.root else _rewrite_sentence(old, now)
         if not before.size:
             return ""
         try:
             proof = await self._api.query(endpoints.CONSISTENCY, old=before.size, new=now.size)
         except (NotFound, BadRequest):
-            return _words(old, now)
-        return "" if continues(before, now, proof) else _words(old, now)
+            return _rewrite_sentence(old, now)
+        return "" if continues(before, now, proof) else _rewrite_sentence(old, now)
 
 
-def _words(old: KeptHead, now: TreeHead) -> str:
+def _rewrite_sentence(old: KeptHead, now: TreeHead) -> str:
     """Return the sentence about a record that does not continue its older head."""
     sentence = Sentence(
         "the record of {size} entries that it signed on {day}",
@@ -235,7 +236,7 @@ def _head_of(signed: SignedReceipt) -> KeptHead:
 
 
 def day(at: float) -> str:
-    """Return a time in UTC; one that no calendar has is "an unknown day"."""
+    """Return a time as UTC day and minute; "an unknown day" if no calendar has it."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):

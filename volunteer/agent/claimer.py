@@ -17,7 +17,7 @@ from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lease_ends import LeaseEnds
 from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.run_choice import WantedWork
-from volunteer.i18n.coordinator import idle
+from volunteer.i18n.coordinator import idle_sentence
 from volunteer.storage.leases import HeldLease
 
 WAIT_S = 30.0  # longest wait of one claim at the coordinator
@@ -102,7 +102,7 @@ class Claimer:
             return AT_ONCE
         jitter = self.place.timing.rng.uniform(1.0, 1.2)
         wait = max(0.2, reply.retry_after_s) * jitter if long_poll else 0.0
-        message = idle(reply.reason, printable(reply.message))
+        message = idle_sentence(reply.reason, printable(reply.message))
         return IdleReason(reason=reply.reason.value, message=message, wait_s=wait)
 
     async def _request(

@@ -14,7 +14,7 @@ from shared.sentences import Sentence, plural
 from shared.text import printable
 from volunteer.agent.collaborators import Workplace
 from volunteer.control import events
-from volunteer.control.shortage import Shortage, of_run, shortage_words, with_new
+from volunteer.control.shortage import Shortage, memory_properties, shortage_words, with_shortage
 from volunteer.machine.devices import hardware
 from volunteer.settings.settings import Settings
 from volunteer.settings.work_rules import WorkRules
@@ -106,7 +106,7 @@ class RunChoice:
         shortage = Shortage(
             run=run,
             device=device,
-            model=of_run(next((info for info in status.runs if info.name == run), None)),
+            model=memory_properties(next((info for info in status.runs if info.name == run), None)),
             torch=hardware().torch,
             needed_bytes=needed_bytes,
             had_bytes=status.lent_bytes.get(device, 0),
@@ -114,7 +114,7 @@ class RunChoice:
             at=self._place.life.clock.now(),
         )
         self._place.store.home.remember(
-            shortages=with_new(self._place.store.home.memory.shortages, shortage)
+            shortages=with_shortage(self._place.store.home.memory.shortages, shortage)
         )
         self._place.bus.emit(events.ShortOfMemory(shortage=shortage))
 

@@ -26,8 +26,8 @@ from volunteer.agent.verdict_news import Verdicts
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
 from volunteer.control.events import Picture
-from volunteer.control.status import lasting
-from volunteer.i18n.coordinator import standing_still
+from volunteer.control.status import lasting_standstill
+from volunteer.i18n.coordinator import standstill_sentence
 from volunteer.net.api import ASK_S
 from volunteer.net.client import Client
 from volunteer.net.transfers import Transfers
@@ -41,7 +41,7 @@ TEXT_CHARS = 400  # longest shown announcement
 def merging_words(beat: RunBeat) -> str:
     """Return when the next version comes, or why none does, in words."""
     if beat.standstill is not None:
-        return standing_still(beat.standstill)
+        return standstill_sentence(beat.standstill)
     if beat.state != "running":
         return Sentence("the run is {state}", state=beat.state)
     if not beat.needs:
@@ -131,7 +131,9 @@ class RunWatcher:
             self._due_listing = True  # a run is new (perhaps beyond the followed ones) or has ended
         self._open = names
         for reported in beats[:FOLLOWED_MAX]:
-            standstill = lasting(reported.standstill, reported.run, self.place.bus.status)
+            standstill = lasting_standstill(
+                reported.standstill, reported.run, self.place.bus.status
+            )
             beat = msgspec.structs.replace(reported, standstill=standstill)
             before = self._beats.get(beat.run)
             if before == beat:
@@ -154,7 +156,7 @@ class RunWatcher:
         if standstill is None and before is not None and beat.state == "running":
             self.notice(Sentence("{run} goes on", run=beat.run))
         if standstill is not None and (before is None or before.cause != standstill.cause):
-            why = standing_still(standstill)
+            why = standstill_sentence(standstill)
             sentence = Sentence("{run} does not go on: {why}", run=beat.run, why=why)
             self.notice(sentence, "warning")
 

@@ -14,7 +14,7 @@ from volunteer.account.join import connector
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import remark
 from volunteer.cli.json_output import print_json
-from volunteer.i18n.catalogue import N_, _, number, shown
+from volunteer.i18n.catalogue import N_, _, number, translated
 from volunteer.machine.benchmark import benchmark
 from volunteer.machine.devices import choose, default_threads, detect, hardware
 from volunteer.net.api import Api
@@ -89,7 +89,9 @@ def _lines(devices: tuple[Device, ...], results: list[Benchmark]) -> list[str]:
         for b in results
     ]
     unusable = [
-        printable(_("{device} cannot be used: {problem}", device=d.name, problem=shown(d.problem)))
+        printable(
+            _("{device} cannot be used: {problem}", device=d.name, problem=translated(d.problem))
+        )
         for d in devices
         if not d.usable
     ]
@@ -119,6 +121,6 @@ async def _publish(identity: Identity, request: BenchmarkRequest) -> None:
     try:
         await Api(client).call(endpoints.BENCHMARK, body=request, patience_s=2.0)
     except Unavailable as error:
-        remark(_("not reported to the coordinator: {message}", message=shown(error.message)))
+        remark(_("not reported to the coordinator: {message}", message=translated(error.message)))
     finally:
         await client.close()

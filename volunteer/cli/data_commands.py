@@ -29,7 +29,7 @@ from volunteer.cli.exit_codes import (
 )
 from volunteer.cli.json_output import print_json, print_table
 from volunteer.cli.options import Json, Profile, Yes
-from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
+from volunteer.i18n.catalogue import N_, _, ngettext, number, translated
 
 if TYPE_CHECKING:
     from volunteer.account.membership import MemberRun, MemberTerms, OwnSources
@@ -177,7 +177,7 @@ class _Addition:
                 _(
                     "the coordinator does not answer ({error}): its numbers are sent when the "
                     "volunteer starts next",
-                    error=shown(error.message),
+                    error=translated(error.message),
                 )
             )
             return False
@@ -310,7 +310,7 @@ def remove(run: Run, *, json: Json = False, profile: Profile = "") -> int:
                     "there are no data of yours for {run}: {hint}", run=run, hint=hint(run, names)
                 )
             ) from error
-        remark(_("the coordinator was not told: {error}", error=shown(error.message)))
+        remark(_("the coordinator was not told: {error}", error=translated(error.message)))
     asyncio.run(_counted_again(places))
     if json:
         return print_json({"run": run, "removed": removed, "withdrawn": withdrawn})

@@ -15,7 +15,7 @@ from shared.programs.interrupts import exit_on_interrupt, raise_on_interrupt
 from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence
 from shared.text import error_line
-from volunteer.i18n.catalogue import _, pgettext, shown
+from volunteer.i18n.catalogue import _, pgettext, translated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,14 +47,14 @@ def _outcome(command: Callable[[], object]) -> int:
         raise_on_interrupt()
         result = command()
     except VolunteerError as error:
-        return say(shown(error.message), error.exit_code)
+        return say(translated(error.message), error.exit_code)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has ended
         return 0
     except (OSError, UnicodeEncodeError) as error:
         sentence, code = system_error(error)
-        return say(shown(sentence), code)
+        return say(translated(sentence), code)
     return result if isinstance(result, int) else 0
 
 

@@ -23,7 +23,7 @@ from shared.text import printable
 from volunteer.cli.exit_codes import ends_raise, hinted, remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.options import Json, Profile
-from volunteer.i18n.catalogue import _, ngettext, number, shown
+from volunteer.i18n.catalogue import _, ngettext, number, translated
 
 if TYPE_CHECKING:
     from volunteer.cli.home_version import HomeVersion, VersionChoice
@@ -134,7 +134,7 @@ def lines(home_copy: TakenHome) -> list[str]:
 
 
 def _tell(sentence: Sentence) -> None:
-    remark(shown(sentence))
+    remark(translated(sentence))
 
 
 class _Export:

@@ -1,6 +1,6 @@
 """Version of a run over members' data that one of its members takes home.
 
-Everything is read: the coordinator hears nothing about it but the download.
+Nothing is sent to the coordinator but the requests of the download.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ async def fetch(
     folder: Path,
     on_download: OnDownload,
 ) -> HomeVersion:
-    """Fetch a version into a folder. Raises NotFound, BadRequest, OwnDataUnusable, InvalidFrame,
-    BadSignature, StorageFull.
+    """Fetch a version into a folder, with the files of its run. Raises NotFound, BadRequest,
+    OwnDataUnusable, InvalidFrame, BadSignature, StorageFull.
     """
     info = await run_info(api, choice.run)
     if info.members is None:
@@ -82,15 +82,17 @@ async def fetch(
     cache = Cache(folder, DOWNLOAD_BYTES_MAX)
     transfers = Transfers(api, cache, hub_address)
 
-    def teller(total: int) -> OnBytes:
+    def progress_of(total: int) -> OnBytes:
         return lambda done: on_download(done, total)
 
-    weights = await Weights(transfers, cache, remark).fetch(manifest, teller)
+    weights = await Weights(transfers, cache, remark).fetch(manifest, progress_of)
     more, origin = workload.files(manifest.config), workload.origin(manifest.config)
     public = origin.paths if origin is not None else {}
     files = {
         name: await transfers.fetch(
-            BlobRef(sha256=ref.sha256, size=ref.size), teller(ref.size), public.get(ref.sha256, "")
+            BlobRef(sha256=ref.sha256, size=ref.size),
+            progress_of(ref.size),
+            public.get(ref.sha256, ""),
         )
         for name, ref in more.items()
     }
@@ -108,7 +110,7 @@ async def fetch(
 
 
 async def _manifest(api: Api, choice: VersionChoice, info: RunInfo) -> VersionManifest:
-    """Return the signed manifest of a version, of the program's own release."""
+    """Return the verified manifest of the version that is asked for."""
     signed = await (
         api.query(endpoints.LATEST, run=choice.run)
         if choice.version is None
@@ -123,7 +125,7 @@ async def _manifest(api: Api, choice: VersionChoice, info: RunInfo) -> VersionMa
 
 
 def write_papers(home: HomeVersion, model: ConvertedModel, to: Path, copy: OwnCopy) -> None:
-    """Write licence and card."""
+    """Write the licence and the model card."""
     (to / "LICENSE.txt").write_text(f"Model: {home.info.licence}\n", encoding="utf-8")
     needs = f"`pip install {model.needs}`" if model.needs else "the program `volunteer`"
     info, manifest = home.info, home.source.manifest

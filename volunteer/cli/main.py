@@ -21,7 +21,7 @@ from volunteer.cli.export_command import export
 from volunteer.cli.json_output import print_json, print_table
 from volunteer.cli.options import Json, Profile
 from volunteer.cli.workload_commands import workload
-from volunteer.i18n.catalogue import _, shown
+from volunteer.i18n.catalogue import _, translated
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -370,16 +370,16 @@ def _parsed(argv: list[str]) -> object:
         from shared.programs.usage_errors import mistake
 
         _speak({"json": "--json" in argv})
-        return say(shown(mistake("volunteer", error, argv, app)), EXIT_USAGE)
+        return say(translated(mistake("volunteer", error, argv, app)), EXIT_USAGE)
     _speak(bound.arguments)
     try:
         words, _rest, _more = app.parse_commands(argv)
         if not words:  # the start confines itself, and says what it waits for
             return command(*bound.args, **bound.kwargs)
-        with watch_silence(" ".join(("volunteer", *words)), shown):
+        with watch_silence(" ".join(("volunteer", *words)), translated):
             return command(*bound.args, **bound.kwargs)
     except VolunteerError as error:
-        error.message = hinted(shown(error.message), bound.arguments.get("profile", ""))
+        error.message = hinted(translated(error.message), bound.arguments.get("profile", ""))
         raise
 
 

@@ -21,7 +21,7 @@ from volunteer.cli.json_output import print_json
 from volunteer.cli.options import Json, Profile, Yes
 from volunteer.cli.prompt_commands import ask_account, call_account
 from volunteer.cli.receipt_commands import app as receipts
-from volunteer.i18n.catalogue import N_, _, shown
+from volunteer.i18n.catalogue import N_, _, translated
 
 if TYPE_CHECKING:
     from shared.protocol.accounts import Me
@@ -71,7 +71,7 @@ def install(
         return print_json({"files": paths, "written": True})
     for file in described.files:
         print(_("written: {path}", path=file.path))
-    print(hinted("\n".join(map(shown, described.hints)), profile))
+    print(hinted("\n".join(map(translated, described.hints)), profile))
     return 0
 
 
@@ -128,16 +128,16 @@ def update(*, json: Json = False, profile: Profile = "") -> int:
     from volunteer.settings import settings
 
     public_key = identity_of(settings.directories(profile=profile)).public_key
-    download = ask_account(profile, lambda api: self_update.newer(api, public_key))
+    download = ask_account(profile, lambda api: self_update.fetch_update(api, public_key))
     if json:
         if download is not None:
-            self_update.replace(*download)
+            self_update.install_wheel(*download)
         return print_json({"installed": download is not None})
     if download is None:
         print(_("this is the version that the coordinator runs with"))
         return 0
     done = _("the new version is installed; a running volunteer uses the old one until it ends")
-    self_update.replace(*download)
+    self_update.install_wheel(*download)
     print(done)
     return 0
 
@@ -273,15 +273,15 @@ def _removed(
     from volunteer.account.join import connector
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.cli.start import ask_coordinator
-    from volunteer.service.uninstall import hand_back
+    from volunteer.service.uninstall import release_tasks
     from volunteer.service.uninstall import remove as remove_files
 
     if hide:
         request = VisibilityRequest(public=False)
         asyncio.run(ask_coordinator(places, lambda api: api.call(VISIBILITY, body=request)))
     clock = SystemClock()
-    tasks_line = shown(
-        asyncio.run(hand_back(ProfileDirectory(places.profile), connector(clock), clock))
+    tasks_line = translated(
+        asyncio.run(release_tasks(ProfileDirectory(places.profile), connector(clock), clock))
     )
     trouble = remove_files(items)
     if json:
@@ -290,7 +290,7 @@ def _removed(
         return trouble
     print(tasks_line)
     for sentence in trouble:
-        remark(shown(sentence))
+        remark(translated(sentence))
     return trouble
 
 
@@ -324,10 +324,10 @@ def add_to(app: App) -> None:
 
 
 def _described(system: bool, join: str, profile: str, *, removing: bool = False) -> Service:
-    from volunteer.service.service import this_machine
+    from volunteer.service.service import target_here
     from volunteer.service.service_units import describe
 
-    target = this_machine(
+    target = target_here(
         profile=profile, machine=system, join=join, environ=os.environ, removing=removing
     )
     return describe(target)

@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from volunteer.cli.exit_codes import EXIT_FAILURE, remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.options import Json, Profile
-from volunteer.i18n.catalogue import _, ngettext, number, shown
+from volunteer.i18n.catalogue import _, ngettext, number, translated
 
 if TYPE_CHECKING:
     from volunteer.account.profile import Identity
@@ -48,7 +48,7 @@ def verify(
         else:
             unknown = _("this coordinator is of a version that keeps no public record")
     except VolunteerError as error:
-        unknown = _("the present record was not checked: {error}", error=shown(error.message))
+        unknown = _("the present record was not checked: {error}", error=translated(error.message))
         code = error.exit_code
     results = _checked(identity, book)
     heads = [result.receipt.tree for result in results if result.receipt is not None]
@@ -70,7 +70,7 @@ def verify(
     if history:
         evidence = _(
             "{problem}; the signed evidence is in {folder}",
-            problem=shown(history),
+            problem=translated(history),
             folder=book.folder,
         )
         print(_("wrong: {problem}", problem=evidence))
@@ -151,7 +151,7 @@ async def _fetched(profile: Any, check: RecordCheck) -> str:
 
 def _named(checked: CheckedReceipt) -> str:
     """Return the problem of a receipt, with the receipt's name."""
-    receipt, problem = checked.receipt, shown(checked.problem)
+    receipt, problem = checked.receipt, translated(checked.problem)
     if receipt is None:
         return _("a receipt: {problem}", problem=problem)
     if receipt.contribution is None:

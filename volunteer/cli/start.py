@@ -31,7 +31,7 @@ from shared.sentences import Sentence
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark, renamed, to_machines
 from volunteer.files import exports, private_directory, set_aside
-from volunteer.i18n.catalogue import N_, LanguageChoice, _, choose, shown, use
+from volunteer.i18n.catalogue import N_, LanguageChoice, _, choose, translated, use
 from volunteer.machine import priority
 from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories, Settings
@@ -221,7 +221,7 @@ def _settings(options: StartOptions, directories: Directories) -> Settings:
     except Configuration as error:
         if not (options.screen and path.exists()):
             raise
-        remark(shown(error.message))
+        remark(translated(error.message))
         if not agreed(N_("Set the file aside and continue with the defaults?")):
             raise
         remark(_("it is kept as {path}", path=set_aside(path)))

@@ -31,7 +31,7 @@ def diagnostics(
     settings: Sequence[SettingRow],
     events: Iterable[AnyEvent],
 ) -> str:
-    """Return the report as text to paste into a question."""
+    """Return the report as text, to be sent to people who help."""
     online = "online" if status.online else "offline"
     lines = [
         f"volunteer {version}, Python {machine.python}, torch {machine.torch or 'none'}",

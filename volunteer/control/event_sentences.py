@@ -10,8 +10,8 @@ from shared.text import duration, printable
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.shortage import shortage_words
-from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
-from volunteer.i18n.coordinator import judged
+from volunteer.i18n.catalogue import N_, _, ngettext, number, translated
+from volunteer.i18n.coordinator import verdict_reason
 from volunteer.i18n.formats import credit, duration_words, size
 from volunteer.text import loss, measure_name
 
@@ -19,7 +19,7 @@ YOU = "you"  # `by` of a pause by the owner
 OPEN_ENDED = ("", "you resume", "you start")  # ends of a pause that are not shown
 START = N_("press space to start")  # the reason of the pause before the first start
 # Words that arrive in events and are shown in a sentence.
-SENT = (
+EVENT_WORDS = (
     N_("received"),
     N_("checking"),
     N_("accepted"),
@@ -127,7 +127,7 @@ def _idle(e: events.Idle) -> str | None:
     if e.repeated:
         return None
     if e.reason == "asking":
-        return shown(e.message)
+        return translated(e.message)
     sentence = _("idle ({reason}): {message}", reason=e.reason, message=e.message)
     if e.until is None:
         return sentence
@@ -194,7 +194,7 @@ def _trained(e: events.Trained) -> str:
 
 def _judged(e: events.Judged) -> str:
     v = e.verdict
-    state, why = _(v.state), shown(judged(v))
+    state, why = _(v.state), translated(verdict_reason(v))
     about = {"task": v.task, "run": v.run, "state": state}
     if v.version is None:
         sentence = _("task {task} of {run} {state}", **about)
@@ -243,7 +243,7 @@ def debt_words() -> str:
     )
 
 
-def held_words(me: Me) -> list[str]:
+def stake_words(me: Me) -> list[str]:
     """Describe pay at stake and a debt, a line each; empty if there are none."""
     lines: list[str] = []
     if me.escrow_micro:
@@ -298,14 +298,14 @@ def _paused(e: events.Paused) -> str:
 
 
 def _resumed(e: events.Resumed) -> str:
-    return shown(e.message) or _("{device} resumed", device=e.device or _("everything"))
+    return translated(e.message) or _("{device} resumed", device=e.device or _("everything"))
 
 
 def _ended(e: events.Stopped) -> str:
     if e.code and not e.tasks:
         return _("ended: {message}", message=e.message)
     sentence = _("ended after {time}", time=duration(e.seconds))
-    why = "" if e.message == "ended" else f"{shown(e.message)}; "
+    why = "" if e.message == "ended" else f"{translated(e.message)}; "
     tasks = ngettext("{n} task submitted", "{n} tasks submitted", e.tasks)
     sent = _(
         "{sent} sent, {received} received", sent=size(e.sent_bytes), received=size(e.received_bytes)
@@ -322,7 +322,7 @@ def _task_ended(e: events.TaskEnded) -> str:
 
 
 def _noticed(e: events.Notice) -> str:
-    return shown(e.message) if e.level == "info" else f"{_(e.level)}: {shown(e.message)}"
+    return translated(e.message) if e.level == "info" else f"{_(e.level)}: {translated(e.message)}"
 
 
 _WRITERS: dict[type, Callable[..., str | None]] = {
@@ -332,7 +332,7 @@ _WRITERS: dict[type, Callable[..., str | None]] = {
     events.DevicesFound: _devices,
     events.Benchmarked: _benchmarked,
     events.StepMeasured: _step_measured,
-    events.ShortOfMemory: lambda e: None if e.known else shown(shortage_words(e.shortage)),
+    events.ShortOfMemory: lambda e: None if e.known else translated(shortage_words(e.shortage)),
     events.Idle: _idle,
     events.Claimed: _claimed,
     events.Training: _training,
@@ -345,7 +345,7 @@ _WRITERS: dict[type, Callable[..., str | None]] = {
     events.Credits: credits_words,
     events.Paused: _paused,
     events.Resumed: _resumed,
-    events.Finishing: lambda e: shown(e.message),
+    events.Finishing: lambda e: translated(e.message),
     events.Notice: _noticed,
     events.Stopped: _ended,
 }

@@ -63,7 +63,9 @@ class DevicesFound(Event):
 def devices_found(
     devices: tuple[Device, ...], lent: dict[str, int], host_bytes: int, torch: str = ""
 ) -> DevicesFound:
-    """Return the event of found devices; only in `problems` their problems stay translatable."""
+    """Return the event of found devices. Its `problems` can be translated; those of its `devices`
+    are plain text.
+    """
     plain = tuple(
         msgspec.structs.replace(device, problem=str(device.problem)) for device in devices
     )

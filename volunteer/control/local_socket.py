@@ -1,8 +1,8 @@
 """Local socket of a running volunteer: one JSON message per line, accessible to this user only.
 
-The socket is a Unix socket in a private directory, or a loopback port with a token where the system
-has none; `control.json` in the profile has the address. A client receives the status first, then
-every event, and may send commands.
+It is a Unix socket in a private directory, or a loopback port on systems without Unix sockets. The
+file `control.json` of the profile has its address and token. A client receives the status first,
+then every event, and may send commands.
 """
 
 from __future__ import annotations
@@ -81,12 +81,14 @@ class ControlServer:
         if hasattr(socket, "AF_UNIX"):
             listener = self._listener or listen(record)
             server = await asyncio.start_unix_server(
-                self._meet, sock=listener, limit=LINE_BYTES_MAX
+                self._serve_client, sock=listener, limit=LINE_BYTES_MAX
             )
             path = listener.getsockname()
             endpoint = SocketAddress(path=path, token=self._token, pid=os.getpid())
         else:
-            server = await asyncio.start_server(self._meet, "127.0.0.1", 0, limit=LINE_BYTES_MAX)
+            server = await asyncio.start_server(
+                self._serve_client, "127.0.0.1", 0, limit=LINE_BYTES_MAX
+            )
             port = server.sockets[0].getsockname()[1]
             endpoint = SocketAddress(port=port, token=self._token, pid=os.getpid())
         write_record(record, endpoint)
@@ -101,7 +103,9 @@ class ControlServer:
             if endpoint.path:
                 _remove(Path(endpoint.path))
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_client(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
         if len(self._clients) >= CLIENTS_MAX:
@@ -125,15 +129,15 @@ class ControlServer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, events: Subscription
     ) -> None:
         await _send(writer, StatusSnapshot(status=self._bus.status))
-        telling = asyncio.create_task(self._tell(writer, events))
+        sender = asyncio.create_task(self._send_events(writer, events))
         try:
             while (request := await _line(reader, CommandLine)) is not None:
                 await _send(writer, await self._answer(request))
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
 
-    async def _tell(self, writer: asyncio.StreamWriter, events: Subscription) -> None:
+    async def _send_events(self, writer: asyncio.StreamWriter, events: Subscription) -> None:
         async for event in events:
             await _send(writer, EventLine(event=event))
         writer.close()  # the volunteer has ended
@@ -159,12 +163,12 @@ class RemoteVolunteer:
         self._bus = bus
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._last = 0
-        self._over = False  # True after the connection has ended
+        self._ended = False  # True after the connection has ended
 
     async def execute(self, command: Command[Any]) -> Any:
         """Send a command and wait for its answer. Raises the volunteer's error, or Unreachable."""
         kind = reply_type(command)
-        if self._over:
+        if self._ended:
             raise Unreachable(Sentence("the volunteer has ended"))
         self._last += 1
         answer: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
@@ -192,7 +196,7 @@ class RemoteVolunteer:
         except (ConnectionError, BadRequest):
             pass
         finally:
-            self._over = True
+            self._ended = True
             for waiting in self._waiting.values():
                 if not waiting.done():
                     waiting.set_exception(Unreachable(Sentence("the volunteer has ended")))
@@ -203,9 +207,9 @@ class RemoteVolunteer:
 async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
     """Connect to this profile's running volunteer. Raises Unreachable if none runs or answers."""
     endpoint = read_record(record, SocketAddress)
-    none = Sentence("no volunteer is running on this profile: start one with `volunteer`")
+    not_running = Sentence("no volunteer is running on this profile: start one with `volunteer`")
     if endpoint is None:
-        raise Unreachable(none)
+        raise Unreachable(not_running)
     try:
         if endpoint.path:
             reader, writer = await asyncio.open_unix_connection(endpoint.path, limit=LINE_BYTES_MAX)
@@ -214,7 +218,7 @@ async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
                 "127.0.0.1", endpoint.port, limit=LINE_BYTES_MAX
             )
     except OSError as error:
-        raise Unreachable(none) from error
+        raise Unreachable(not_running) from error
     try:
         await _send(writer, Hello(endpoint.token))
         first = await asyncio.wait_for(_line(reader, StatusSnapshot), HELLO_S)
@@ -261,8 +265,8 @@ def _remove(path: Path) -> None:
 
 
 class _Listener(socket.socket):
-    """Socket that listens already, so that asyncio does not ask the kernel again, which refuses
-    a confined process.
+    """Socket that listens already. Its `listen`, which asyncio calls, does nothing: the kernel
+    refuses the call of a confined process.
     """
 
     def listen(self, backlog: int = 0, /) -> None:
@@ -270,9 +274,7 @@ class _Listener(socket.socket):
 
 
 def listen(record: Path) -> socket.socket:
-    """Return the listening Unix socket of a profile; a process that will be confined must make it
-    before.
-    """
+    """Return the listening Unix socket of a profile, made before the process is confined."""
     path = _socket_path(record)
     delete_file(path, "ended")
     listener = socket.socket(socket.AF_UNIX)
@@ -283,7 +285,7 @@ def listen(record: Path) -> socket.socket:
 
 
 def _socket_path(record: Path) -> Path:
-    """Return a socket path next to the record, or in a short private directory if too long."""
+    """Return a socket path beside the record; if that is too long, one in a private directory."""
     path = record.with_suffix(".sock")
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX:
         return path

@@ -15,7 +15,7 @@ AGE_MAX_S = 7 * DAY_S  # age at which a step is measured again: drivers and othe
 
 
 class ModelStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured step."""
+    """Measured step, and the key that tells whether it still holds."""
 
     run: str
     device: str

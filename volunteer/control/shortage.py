@@ -1,5 +1,6 @@
-"""Models that ran out of a device's memory even with one sample at a time: their tasks are not
-claimed there until the run or the lent memory changes, or the shortage is too old.
+"""Shortages of memory: models that ran out of a device's memory even with one sample at a time.
+Such tasks are not claimed there until the run or the lent memory changes, or the shortage is too
+old.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     device: str
-    model: str  # properties of the run's model, see `of_run`
+    model: str  # properties of the run's model, see `memory_properties`
     torch: str
     needed_bytes: int  # memory in use plus the failed allocation; 0: not known
     had_bytes: int  # memory available to a task; 0: not known
@@ -32,12 +33,12 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
         recent.
         """
         info = next((info for info in runs if info.name == self.run), None)
-        changed = info is not None and of_run(info) != self.model
+        changed = info is not None and memory_properties(info) != self.model
         more = lent.get(self.device, 0) > self.had_bytes > 0
         return not changed and not more and now - self.at < (HOUR_S if self.fitted else AGE_MAX_S)
 
 
-def of_run(info: RunInfo | None) -> str:
+def memory_properties(info: RunInfo | None) -> str:
     """Return as one text the properties of a run on which its need of memory depends."""
     if info is None:
         return ""
@@ -45,7 +46,7 @@ def of_run(info: RunInfo | None) -> str:
     return " ".join((info.workload, str(info.workload_version), *map(str, sizes)))
 
 
-def with_new(shortages: Iterable[Shortage], new: Shortage) -> tuple[Shortage, ...]:
+def with_shortage(shortages: Iterable[Shortage], new: Shortage) -> tuple[Shortage, ...]:
     """Return the shortages with a new one; it replaces the older one of its run and device."""
     rest = [
         shortage

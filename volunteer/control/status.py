@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.protocol.base import Cause, Standstill
@@ -14,13 +15,13 @@ from shared.sentences import Words
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.model_step import ModelStep, newest
-from volunteer.control.shortage import Shortage, with_new
+from volunteer.control.shortage import Shortage, with_shortage
 
 VERDICTS_MAX = 50
 NOTICES_MAX = 50
 WORK_MAX = 100
 GAMES = ("selfplay", "evaluate")  # kinds of tasks whose steps are games
-PLAIN = msgspec.structs.replace
+
 
 Phase: TypeAlias = Literal["claimed", "fetch", "train", "upload", "checking"]
 
@@ -151,9 +152,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return pauses[0] if pauses and all(pauses) else None
 
 
-def lasting(standstill: Standstill | None, run: str, status: Status) -> Standstill | None:
-    """Return a run's standstill; None for one that ended when this machine came: nobody was here,
-    or nobody with data.
+def lasting_standstill(
+    standstill: Standstill | None, run: str, status: Status
+) -> Standstill | None:
+    """Return a run's standstill; None if this working machine has just ended it, because nobody, or
+    nobody with data, was there before.
     """
     if standstill is None or any(not pause.device for pause in status.pauses):
         return standstill
@@ -165,20 +168,20 @@ def lasting(standstill: Standstill | None, run: str, status: Status) -> Standsti
 
 def fold(status: Status, event: AnyEvent) -> Status:
     """Return the status after an event."""
-    status = PLAIN(status, at=max(status.at, event.at))  # historical events arrive late
-    for part in (_of_program, _of_coordinator, _of_machine, _of_task):
+    status = replace(status, at=max(status.at, event.at))  # historical events arrive late
+    for part in (_fold_program, _fold_coordinator, _fold_machine, _fold_task):
         status = part(status, event)
     return status
 
 
-def _of_program(status: Status, event: AnyEvent) -> Status:
+def _fold_program(status: Status, event: AnyEvent) -> Status:
     """Return the status after an event about the program or its connection."""
     match event:
         case events.Started():
-            fields = _shared(event, Status)
-            return PLAIN(status, since=event.at, joined=True, stopped=False, **fields)
+            fields = _common_fields(event, Status)
+            return replace(status, since=event.at, joined=True, stopped=False, **fields)
         case events.Connection():
-            return PLAIN(
+            return replace(
                 status,
                 online=event.online,
                 away_since=None if event.online else status.away_since or event.at,
@@ -187,13 +190,13 @@ def _of_program(status: Status, event: AnyEvent) -> Status:
                 queued=event.queued,
             )
         case events.Idle():
-            return PLAIN(
+            return replace(
                 status, idle=event.reason, idle_message=event.message, idle_until=event.until
             )
         case events.Finishing():
-            return PLAIN(status, finishing=True)
+            return replace(status, finishing=True)
         case events.Traffic():
-            return PLAIN(
+            return replace(
                 status,
                 sent_bytes=event.sent_bytes,
                 received_bytes=event.received_bytes,
@@ -201,96 +204,96 @@ def _of_program(status: Status, event: AnyEvent) -> Status:
                 down_bytes_per_s=event.down_bytes_per_s or status.down_bytes_per_s,
             )
         case events.Notice():
-            return PLAIN(status, notices=(*status.notices, event)[-NOTICES_MAX:])
+            return replace(status, notices=(*status.notices, event)[-NOTICES_MAX:])
         case events.Stopped():
-            return PLAIN(status, stopped=True, online=False, tasks=())
+            return replace(status, stopped=True, online=False, tasks=())
         case _:
             return status
 
 
-def _of_coordinator(status: Status, event: AnyEvent) -> Status:
+def _fold_coordinator(status: Status, event: AnyEvent) -> Status:
     """Return the status after an event from the coordinator: account, runs, verdicts."""
     match event:
         case events.Credits():
             for verdict in event.verdicts:
-                status = _judged(status, verdict)
-            return PLAIN(status, me=_newer(status.me, event.me))
+                status = _apply_verdict(status, verdict)
+            return replace(status, me=_later_account(status.me, event.me))
         case events.Announced():
-            return PLAIN(status, announcements=event.announcements)
+            return replace(status, announcements=event.announcements)
         case events.RunsListed():
-            beats = tuple(_listed(beat, event.runs) for beat in status.beats)
-            return PLAIN(status, runs=event.runs, beats=beats)
+            beats = tuple(_update_beat(beat, event.runs) for beat in status.beats)
+            return replace(status, runs=event.runs, beats=beats)
         case events.RunProgress(beat=new_beat):
             beats = tuple(b for b in status.beats if b.run != new_beat.run)
-            return PLAIN(status, beats=(*beats, new_beat))
+            return replace(status, beats=(*beats, new_beat))
         case events.Judged(verdict=verdict):
-            return _judged(status, verdict)
+            return _apply_verdict(status, verdict)
         case _:
             return status
 
 
-def _of_machine(status: Status, event: AnyEvent) -> Status:
+def _fold_machine(status: Status, event: AnyEvent) -> Status:
     """Return the status after an event about devices: found, measured, paused."""
     match event:
         case events.DevicesFound():
-            return PLAIN(status, **_shared(event, Status))
+            return replace(status, **_common_fields(event, Status))
         case events.Benchmarked(benchmark=new):
             rest = tuple(b for b in status.benchmarks if b.device != new.device)
-            return PLAIN(status, benchmarks=(*rest, new))
+            return replace(status, benchmarks=(*rest, new))
         case events.StepMeasured(step=step):
-            return PLAIN(status, steps=newest((*status.steps, step), event.at))
+            return replace(status, steps=newest((*status.steps, step), event.at))
         case events.ShortOfMemory(shortage=short):
-            return PLAIN(status, shortages=with_new(status.shortages, short))
+            return replace(status, shortages=with_shortage(status.shortages, short))
         case events.OwnDataCounted(samples=samples):
-            return PLAIN(status, own_samples=samples)
+            return replace(status, own_samples=samples)
         case events.Paused() | events.Resumed():
             return _pauses(status, event)
         case _:
             return status
 
 
-def _of_task(status: Status, event: AnyEvent) -> Status:
+def _fold_task(status: Status, event: AnyEvent) -> Status:
     """Return the status after an event of a task, from claim to end."""
     match event:
         case events.Claimed():
-            return _claimed(status, event)
+            return _add_task(status, event)
         case events.Fetching(task=task):
-            return _change(status, task, phase="fetch", **_shared(event, TaskStatus))
+            return _change(status, task, phase="fetch", **_common_fields(event, TaskStatus))
         case events.Training(task=task):
-            fields = _shared(event, TaskStatus)
+            fields = _common_fields(event, TaskStatus)
             del fields["steps"], fields["samples"]  # the totals of the claim stay
             return _change(status, task, phase="train", **fields)
         case events.Uploading(task=task):
-            return _change(status, task, phase="upload", **_shared(event, TaskStatus))
+            return _change(status, task, phase="upload", **_common_fields(event, TaskStatus))
         case events.Trained(task=task):
             done = {"step": event.steps, "loss": event.loss_last}
-            return _change(_worked(status, event), task, phase="upload", **done)
+            return _change(_add_work(status, event), task, phase="upload", **done)
         case events.Submitted(task=task):
             queued = max(0, status.queued - 1)
             checking = _change(status, task, phase="checking")
-            return PLAIN(checking, done=status.done + event.last, queued=queued)
+            return replace(checking, done=status.done + event.last, queued=queued)
         case events.TaskEnded(task=task):
-            return _without(status, task)
+            return _remove_task(status, task)
         case _:
             return status
 
 
-def _listed(beat: RunBeat, runs: tuple[RunInfo, ...]) -> RunBeat:
+def _update_beat(beat: RunBeat, runs: tuple[RunInfo, ...]) -> RunBeat:
     """Return a run's state, updated from a newer list: heartbeats report open runs only."""
     for run in runs:
         if run.name == beat.run and run.version > beat.version:
-            return PLAIN(beat, version=run.version, loss=run.loss, state=run.state)
+            return replace(beat, version=run.version, loss=run.loss, state=run.state)
     return beat
 
 
-def _newer(previous: Me | None, current: Me) -> Me:
+def _later_account(previous: Me | None, current: Me) -> Me:
     """Return the later of two states of an account: replies may arrive out of order."""
     if previous is None or previous.volunteer_id != current.volunteer_id:
         return current
     return max(current, previous, key=_asked_at)
 
 
-def _worked(status: Status, event: events.Trained) -> Status:
+def _add_work(status: Status, event: events.Trained) -> Status:
     task = next((task for task in status.tasks if task.task == event.task), None)
     if task is None:
         return status
@@ -309,40 +312,40 @@ def _worked(status: Status, event: events.Trained) -> Status:
         priced=task.kind not in GAMES,
         kind=task.kind,
     )
-    return PLAIN(status, work=(*status.work, work)[-WORK_MAX:])
+    return replace(status, work=(*status.work, work)[-WORK_MAX:])
 
 
 def _asked_at(me: Me) -> float:
     return me.at
 
 
-def _judged(status: Status, verdict: Verdict) -> Status:
+def _apply_verdict(status: Status, verdict: Verdict) -> Status:
     previous = next((v for v in status.verdicts if v.contribution == verdict.contribution), None)
     if previous is not None and is_news(previous, verdict):
         return status  # a credits event brought a newer verdict
     older = tuple(v for v in status.verdicts if v.contribution != verdict.contribution)
-    judged = PLAIN(
+    judged = replace(
         status,
         verdicts=(*older, verdict)[-VERDICTS_MAX:],
-        work=tuple(_repriced(done, verdict) for done in status.work),
+        work=tuple(_with_pay(done, verdict) for done in status.work),
     )
     final = verdict.state not in ("received", "checking")
-    return _without(judged, verdict.task) if final else judged
+    return _remove_task(judged, verdict.task) if final else judged
 
 
-def _repriced(done: WorkDone, verdict: Verdict) -> WorkDone:
+def _with_pay(done: WorkDone, verdict: Verdict) -> WorkDone:
     """Return finished work with the pay of its verdict: pay for games is unknown at the claim."""
     played = done.kind in GAMES and verdict.state in ("accepted", "merged")
     if not played or done.task != verdict.task or not verdict.credits_micro:
         return done
-    return PLAIN(done, price_micro=verdict.credits_micro, priced=True)
+    return replace(done, price_micro=verdict.credits_micro, priced=True)
 
 
 def _pauses(status: Status, event: events.Paused | events.Resumed) -> Status:
-    status = PLAIN(status, broken_at=event.at)
+    status = replace(status, broken_at=event.at)
     if isinstance(event, events.Resumed) and event.by_time:
         over = (event.device, event.by)
-        return PLAIN(status, pauses=tuple(p for p in status.pauses if (p.device, p.by) != over))
+        return replace(status, pauses=tuple(p for p in status.pauses if (p.device, p.by) != over))
     if isinstance(event, events.Resumed):
         pauses = tuple(
             p
@@ -350,28 +353,28 @@ def _pauses(status: Status, event: events.Paused | events.Resumed) -> Status:
             if event.device not in ("", p.device) or event.by not in ("", p.by)
         )
         finishing = status.finishing and event.by not in ("", "you")
-        return PLAIN(status, pauses=pauses, finishing=finishing)
-    pause = PauseStatus(**_shared(event, PauseStatus))
+        return replace(status, pauses=pauses, finishing=finishing)
+    pause = PauseStatus(**_common_fields(event, PauseStatus))
     rest = tuple(p for p in status.pauses if (p.device, p.by) != (pause.device, pause.by))
-    return PLAIN(status, pauses=(*rest, pause))
+    return replace(status, pauses=(*rest, pause))
 
 
-def _claimed(status: Status, event: events.Claimed) -> Status:
-    task = TaskStatus(phase="claimed", **_shared(event, TaskStatus))
-    rest = _without(status, event.task).tasks
-    return PLAIN(status, tasks=(*rest, task), idle="", idle_message="", idle_until=None)
+def _add_task(status: Status, event: events.Claimed) -> Status:
+    task = TaskStatus(phase="claimed", **_common_fields(event, TaskStatus))
+    rest = _remove_task(status, event.task).tasks
+    return replace(status, tasks=(*rest, task), idle="", idle_message="", idle_until=None)
 
 
-def _shared(event: AnyEvent, kind: type[msgspec.Struct]) -> dict[str, Any]:
+def _common_fields(event: AnyEvent, kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the fields of an event that a state has under the same names."""
     names = set(event.__struct_fields__) & set(kind.__struct_fields__) - {"at"}
     return {name: getattr(event, name) for name in names}
 
 
 def _change(status: Status, task: int, /, **changes: object) -> Status:
-    tasks = tuple(PLAIN(t, **changes) if t.task == task else t for t in status.tasks)
-    return PLAIN(status, tasks=tasks)
+    tasks = tuple(replace(t, **changes) if t.task == task else t for t in status.tasks)
+    return replace(status, tasks=tasks)
 
 
-def _without(status: Status, task: int) -> Status:
-    return PLAIN(status, tasks=tuple(t for t in status.tasks if t.task != task))
+def _remove_task(status: Status, task: int) -> Status:
+    return replace(status, tasks=tuple(t for t in status.tasks if t.task != task))

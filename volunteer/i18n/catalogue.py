@@ -73,15 +73,15 @@ def choose(setting: str, environ: Mapping[str, str] | None = None) -> LanguageCh
     """
     environ = os.environ if environ is None else environ
     if setting != AUTO:
-        choice = _known(setting)
+        choice = _choice_of(setting)
         names = ", ".join((AUTO, *languages()))
         problem = f'there is no language "{escaped(setting, 20)}": English is used; known: {names}'
         return choice or LanguageChoice(problem=problem)
     named = (environ.get(name, "") for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
-    return _known(next(filter(None, named), "")) or LanguageChoice()
+    return _choice_of(next(filter(None, named), "")) or LanguageChoice()
 
 
-def _known(locale: str) -> LanguageChoice | None:
+def _choice_of(locale: str) -> LanguageChoice | None:
     """Return the choice for a locale's name, such as `de_CH.UTF-8`, if there is a translation."""
     name = locale.partition(".")[0].partition("@")[0].replace("-", "_")
     language, _, country = name.partition("_")
@@ -123,8 +123,8 @@ def load(language: str) -> Catalogue:
 
 
 def _entries(text: str) -> Iterator[dict[str, str]]:
-    """Yield the fields of each translated message of a file, fuzzy ones left out. Babel's reader
-    takes ten times as long, before the first screen.
+    """Yield the fields of each translated message of a file, without the fuzzy ones. Babel's reader
+    would take ten times as long, before the first screen.
     """
     for block in text.split("\n\n"):
         entry: dict[str, str] = {}
@@ -162,15 +162,15 @@ def NP_(context: str, message: str) -> str:  # noqa: N802
 def _(message: str, /, **values: object) -> str:
     """Return a message in the language in use, with its values."""
     if isinstance(message, Sentence):
-        return shown(message)
+        return translated(message)
     forms = _current.messages.get(("", message))
-    return _filled(forms[0] if forms else message, message, values)
+    return _fill(forms[0] if forms else message, message, values)
 
 
 def pgettext(context: str, message: str, /, **values: object) -> str:
     """Translate a message whose English words have another meaning elsewhere."""
     forms = _current.messages.get((context, message))
-    return _filled(forms[0] if forms else message, message, values)
+    return _fill(forms[0] if forms else message, message, values)
 
 
 def ngettext(one: str, many: str, count: int, /, **values: object) -> str:
@@ -179,10 +179,10 @@ def ngettext(one: str, many: str, count: int, /, **values: object) -> str:
     forms = _current.messages.get(("", one))
     at = _current.form(abs(count)) if forms else 0
     form = forms[at] if forms and at < len(forms) else english
-    return _filled(form, english, {"n": number(count, ","), **values})
+    return _fill(form, english, {"n": number(count, ","), **values})
 
 
-def shown(text: str) -> str:
+def translated(text: str) -> str:
     """Return a `Sentence` in the language in use; other texts as they are."""
     if not (isinstance(text, Sentence) and text.message) or _current.language == ENGLISH:
         return str(text)
@@ -195,7 +195,7 @@ def shown(text: str) -> str:
     if text.many and isinstance(count := values.get("n"), int):
         at, values["n"] = _current.form(abs(count)), number(count, ",")
     try:
-        return _put(forms[min(at, len(forms) - 1)], values)
+        return _format(forms[min(at, len(forms) - 1)], values)
     except BROKEN:
         return str(text)
 
@@ -245,18 +245,18 @@ def number(value: float, form: str = "") -> str:
     return localized(format(value, form))
 
 
-def _filled(text: str, english: str, values: Mapping[str, object]) -> str:
+def _fill(text: str, english: str, values: Mapping[str, object]) -> str:
     """Fill values in; a translation that cannot take them is ignored."""
     if not values:
         return text
     if text is english:
         return english.format_map(values)
     try:
-        return _put(text, values)
+        return _format(text, values)
     except BROKEN:
         return english.format_map(values)
 
 
-def _put(text: str, values: Mapping[str, object]) -> str:
-    spoken = {n: shown(v) if isinstance(v, Sentence) else v for n, v in values.items()}
-    return _NAMES_ONLY.vformat(text, (), spoken)
+def _format(text: str, values: Mapping[str, object]) -> str:
+    translations = {n: translated(v) if isinstance(v, Sentence) else v for n, v in values.items()}
+    return _NAMES_ONLY.vformat(text, (), translations)

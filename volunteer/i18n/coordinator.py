@@ -1,8 +1,8 @@
-"""Coordinator's sentences in the language of the owner: found by their code, never by their words,
-which the coordinator chose.
+"""Coordinator's sentences in the language of the owner. They are looked up by their code, never by
+their words, which the coordinator chose.
 
-English sentences stay as they were sent. Other languages show the code's own sentence, and quote
-the coordinator's words after it where they tell more.
+In English the coordinator's words are shown. Other languages show the sentence of the code, and
+quote the words in it if they say more.
 """
 
 from __future__ import annotations
@@ -84,22 +84,22 @@ STANDSTILLS = {
 SAYS = N_('coordinator: "{words}"')  # sentence for an error without a code
 
 
-def refused(code: str, words: str) -> str:
+def error_sentence(code: str, words: str) -> str:
     """Return the sentence for an error's code, or the coordinator's words."""
     return _by_code(REFUSED, code, words)
 
 
-def idle(reason: str, words: str) -> str:
+def idle_sentence(reason: str, words: str) -> str:
     """Return the sentence for a reason without a task, or the coordinator's words."""
     return _by_code(IDLE, reason, words)
 
 
-def standing_still(standstill: Standstill) -> str:
+def standstill_sentence(standstill: Standstill) -> str:
     """Return the sentence for the cause of a run's standstill, or the coordinator's words."""
     return _by_code(STANDSTILLS, standstill.cause, printable(standstill.message, 400))
 
 
-def judged(verdict: Verdict) -> str:
+def verdict_reason(verdict: Verdict) -> str:
     """Return the reason of a verdict; empty if its state and version say enough."""
     words = verdict.message
     if verdict.state == "merged":  # the message may say why it is not paid

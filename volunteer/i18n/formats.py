@@ -1,6 +1,5 @@
-"""Numbers and dates as the language in use writes them.
-
-The program rounds numbers itself, so that a number has as many digits in every language.
+"""Numbers as the language in use writes them. They are rounded before, so that a number has as many
+digits in every language.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from shared.protocol.base import ErrorBody
 from shared.protocol.inference import OpenAiError, OpenAiErrorBody
 from shared.sentences import Sentence
 from shared.text import printable
-from volunteer.i18n.coordinator import refused
+from volunteer.i18n.coordinator import error_sentence
 
 SENTENCE_CHARS_MAX = 500
 REQUEST_ID = "x-request-id"  # header of every reply of a coordinator
@@ -54,7 +54,9 @@ def refusal(
     message = message or errors.from_wire(error_body.code, "", status=status).message
     if error_body.request_id and status >= 500:
         message += f" (request {printable(error_body.request_id, 64)})"
-    return errors.from_wire(error_body.code, refused(error_body.code, message), wait, status=status)
+    return errors.from_wire(
+        error_body.code, error_sentence(error_body.code, message), wait, status=status
+    )
 
 
 def openai_error(status: int, error: OpenAiError) -> VolunteerError:
@@ -72,7 +74,7 @@ def openai_error(status: int, error: OpenAiError) -> VolunteerError:
     if error.code == errors.InsufficientQuota.code:
         kind = errors.InsufficientQuota
     message = printable(error.message, SENTENCE_CHARS_MAX) or kind().message
-    return kind(refused(kind.code, message))
+    return kind(error_sentence(kind.code, message))
 
 
 def _is_own(status: int, body: ErrorBody) -> bool:

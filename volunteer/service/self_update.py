@@ -29,8 +29,8 @@ _START = (
 )
 
 
-async def newer(api: Api, public_key: str) -> tuple[str, bytes] | None:
-    """Return name and bytes of the coordinator's wheel, verified; None if it is installed already.
+async def fetch_update(api: Api, public_key: str) -> tuple[str, bytes] | None:
+    """Return name and bytes of the coordinator's verified wheel; None if it is installed already.
 
     Raises BadSignature, NotFound if the coordinator has none, Configuration if this program cannot
     be replaced.
@@ -38,7 +38,7 @@ async def newer(api: Api, public_key: str) -> tuple[str, bytes] | None:
     if in_source_tree():
         raise Configuration(Sentence("the program runs from a source tree: update that"))
     server = await api.call(endpoints.SERVER, patience_s=30.0)
-    wheel = _signed(server, public_key)
+    wheel = _verified_wheel(server, public_key)
     if wheel.sha256 == own_wheel().sha256:
         return None
     data = await api.wheel(wheel)
@@ -47,7 +47,7 @@ async def newer(api: Api, public_key: str) -> tuple[str, bytes] | None:
     return wheel.name, data
 
 
-def _signed(server: ServerInfo, public_key: str) -> SignedWheel:
+def _verified_wheel(server: ServerInfo, public_key: str) -> SignedWheel:
     if server.public_key != public_key:
         raise BadSignature(Sentence("the coordinator shows another key than when you joined"))
     wheel = server.wheel
@@ -62,23 +62,23 @@ def _signed(server: ServerInfo, public_key: str) -> SignedWheel:
     return wheel
 
 
-def replace(name: str, data: bytes) -> None:
+def install_wheel(name: str, data: bytes) -> None:
     """Install a wheel in place of this program. If it does not start, restore the old one and raise
     Unavailable.
     """
     old = own_wheel()
     with tempfile.TemporaryDirectory() as folder:
-        new, before = Path(folder, name), Path(folder, "before", old.name)
-        before.parent.mkdir()
+        new, old_wheel = Path(folder, name), Path(folder, "before", old.name)
+        old_wheel.parent.mkdir()
         new.write_bytes(data)
-        before.write_bytes(old.data)
+        old_wheel.write_bytes(old.data)
         try:
             _run(install_command("--force-reinstall", "--no-deps", str(new)), INSTALL_S)
             # Dependencies that only the new version has; torch stays the build that it is.
             _run(install_command(str(new), f"torch=={version('torch')}"), INSTALL_S)
             _run([sys.executable, "-c", _START], START_S)
         except VolunteerError as error:
-            _run(install_command("--force-reinstall", "--no-deps", str(before)), INSTALL_S)
+            _run(install_command("--force-reinstall", "--no-deps", str(old_wheel)), INSTALL_S)
             raise Unavailable(
                 Sentence(
                     "the new version does not start ({problem}); the one before is installed again",
@@ -92,7 +92,7 @@ def _run(command: list[str], seconds: float) -> None:
     if program is None:
         raise Configuration(Sentence("{program} is not found", program=command[0]))
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program, *command[1:]],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -103,6 +103,6 @@ def _run(command: list[str], seconds: float) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise Unavailable(Sentence("it takes longer than it may")) from error
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines() or [str(done.returncode)]
+    if process.returncode:
+        lines = (process.stderr or process.stdout).strip().splitlines() or [str(process.returncode)]
         raise Unavailable(printable(lines[-1], 300))

@@ -18,7 +18,7 @@ from volunteer.service.service_units import Service, Target
 COMMAND_S = 60.0
 
 
-def this_machine(
+def target_here(
     *,
     profile: str = "",
     machine: bool = False,
@@ -90,7 +90,7 @@ def remove(service: Service) -> bool:
 
 def _run(command: tuple[str, ...], *, must: bool = True) -> None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -104,11 +104,13 @@ def _run(command: tuple[str, ...], *, must: bool = True) -> None:
                 "`{command}` could not be run: {why}", command=shlex.join(command), why=why(error)
             )
         ) from error
-    if must and done.returncode != 0:
-        raise Configuration(_failed(command, (done.stderr or done.stdout).strip().splitlines()))
+    if must and process.returncode != 0:
+        raise Configuration(
+            _failure_sentence(command, (process.stderr or process.stdout).strip().splitlines())
+        )
 
 
-def _failed(command: tuple[str, ...], output: list[str]) -> Sentence:
+def _failure_sentence(command: tuple[str, ...], output: list[str]) -> Sentence:
     """Return the system's error, with the remedy if it is known."""
     reason = sentence_of(output[-1].rstrip(".")) if output else Sentence("no reason was given")
     failed = Sentence("`{command}` failed: {why}", command=shlex.join(command), why=reason)

@@ -1,7 +1,7 @@
 """Service definitions: a systemd unit, a launchd property list, a Windows task. Pure.
 
-Exit status 78 (wrong configuration, a ban, a refused version) and 2 (wrong usage) do not restart
-the service.
+The service is not restarted after exit status 78 (wrong configuration, a ban, a refused version) or
+2 (wrong usage).
 """
 
 from __future__ import annotations
@@ -237,8 +237,8 @@ def _checked(word: str) -> str:
     return word
 
 
-# launchd restarts after every failure, without exception, so the shell turns the exit statuses
-# above into success. A signal may arrive before the shell knows its child.
+# launchd restarts after every failure, so the shell turns the exit statuses of NO_RESTART into
+# success. A signal may arrive before the shell knows its child.
 
 _LAUNCHD_SCRIPT = """\
 ended=

@@ -26,7 +26,7 @@ from volunteer.storage.leases import Leases
 END_S = 60.0  # time for a running volunteer to submit or release its tasks
 PROBE_S = 0.2
 # directories that are removed once they are empty
-OURS = ("volunteer", "profiles", "cache", "Cache")
+OWN_FOLDERS = ("volunteer", "profiles", "cache", "Cache")
 
 
 class Belonging(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,16 +73,16 @@ def other_profiles(directories: Directories) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if name != directories.profile.name))
 
 
-async def hand_back(profile: Profile, connect: Connect, clock: Clock) -> str:
-    """Stop the running volunteer, or release the leases of an earlier one; return a sentence about
-    it.
+async def release_tasks(profile: Profile, connect: Connect, clock: Clock) -> str:
+    """Stop the running volunteer, which releases its tasks, or release the leases that an earlier
+    one stored; return a sentence about the result.
 
     Raises Configuration when the running one does not end.
     """
     try:
         async with attach(profile.endpoint, clock) as control:
             await control.do(commands.Stop(how="release"))
-        await _ended(profile, clock)
+        await _wait_for_end(profile, clock)
         return Sentence("the running volunteer has ended and given its task back")
     except Unreachable:
         pass  # none is running
@@ -95,7 +95,7 @@ async def hand_back(profile: Profile, connect: Connect, clock: Clock) -> str:
     return await _release(profile, identity, connect)
 
 
-async def _ended(profile: Profile, clock: Clock) -> None:
+async def _wait_for_end(profile: Profile, clock: Clock) -> None:
     until = clock.monotonic() + END_S
     while clock.monotonic() < until:
         try:
@@ -137,7 +137,7 @@ async def _release(profile: Profile, identity: Identity, connect: Connect) -> st
 
 
 def remove(items: tuple[Belonging, ...]) -> list[str]:
-    """Delete the chosen belongings and our empty directories; return the failures."""
+    """Delete the belongings that go, then the program's empty directories; return the failures."""
     trouble: list[str] = []
     for item in items:
         if not item.goes:
@@ -157,8 +157,8 @@ def remove(items: tuple[Belonging, ...]) -> list[str]:
 
 
 def _prune(place: Path) -> None:
-    """Remove our empty directories, innermost first."""
-    while place.name in OURS:
+    """Delete the program's own empty directories, innermost first."""
+    while place.name in OWN_FOLDERS:
         try:
             delete_empty_folder(place, "asked")
         except OSError:

@@ -28,7 +28,7 @@ from shared.errors import VolunteerError, why
 from volunteer.control import commands
 from volunteer.control.control import Control
 from volunteer.files import export, exports
-from volunteer.i18n.catalogue import _, shown
+from volunteer.i18n.catalogue import _, translated
 from volunteer.tui import keys, status_line, themes
 from volunteer.tui.departure import Departure
 from volunteer.tui.digest import Looks
@@ -179,7 +179,7 @@ class VolunteerApp(App[int]):
         """Show a sentence in the corner of the screen, for a few seconds unless it says more."""
         levels: dict[str, SeverityLevel] = {"warning": "warning", "error": "error"}
         severity = levels.get(level, "information")
-        self.notify(shown(message), severity=severity, timeout=seconds, markup=False)
+        self.notify(translated(message), severity=severity, timeout=seconds, markup=False)
 
     def on_app_blur(self, event: events.AppBlur) -> None:
         """Keep the figures of this look: the owner turns to another window."""

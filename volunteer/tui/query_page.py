@@ -12,7 +12,7 @@ import msgspec
 from shared.errors import VolunteerError
 from shared.protocol.accounts import Me
 from volunteer.control.control import Control
-from volunteer.i18n.catalogue import N_, _, shown
+from volunteer.i18n.catalogue import N_, _, translated
 from volunteer.tui import keys
 from volunteer.tui.page import Page
 from volunteer.tui.text import as_of
@@ -79,7 +79,7 @@ class QueryPage(Page):
     def answer(self, name: str) -> QueryReply[Any]:
         return self._answers.get(name) or QueryReply()
 
-    def shown(self, scene: Scene) -> None:
+    def translated(self, scene: Scene) -> None:
         if self.volunteer.control is None or self.volunteer.view.ended is not None:
             return
         overdue: dict[str, PageQuery] = {}
@@ -116,7 +116,7 @@ class QueryPage(Page):
         try:
             value = await work
         except VolunteerError as error:
-            return msgspec.structs.replace(earlier, asking=False, error=shown(error.message))
+            return msgspec.structs.replace(earlier, asking=False, error=translated(error.message))
         reply = QueryReply(value=value, at=self.volunteer.clock.now(), tried_at=earlier.tried_at)
         if earlier.value is None:  # a first reply contradicts no older one
             self._publish({name: reply})

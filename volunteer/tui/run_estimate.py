@@ -13,7 +13,7 @@ from shared.text import MICRO, duration
 from shared.workloads.base import is_here
 from volunteer.control.shortage import shortage_words
 from volunteer.control.status import GAMES, Status, WorkDone
-from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
+from volunteer.i18n.catalogue import N_, _, ngettext, number, translated
 from volunteer.i18n.formats import duration_words, size
 
 STATES = {
@@ -192,7 +192,7 @@ def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[l
         if shortage.run == info.name and shortage.stands((info,), status.lent_bytes, status.at)
     }
     fitting = [candidate for candidate in able if candidate.id not in short]
-    return fitting, "" if fitting else shown(shortage_words(short[able[-1].id]))
+    return fitting, "" if fitting else translated(shortage_words(short[able[-1].id]))
 
 
 def _stepped(info: RunInfo, devices: Sequence[Device], status: Status) -> RunEstimate | None:

@@ -12,9 +12,9 @@ from shared.text import printable, whole_percent
 from volunteer.control.commands import How
 from volunteer.control.event_sentences import OPEN_ENDED, START, YOU
 from volunteer.control.events import BenchmarkProgress
-from volunteer.control.status import PauseStatus, TaskStatus, lasting
-from volunteer.i18n.catalogue import ENGLISH, N_, _, current, ngettext, shown
-from volunteer.i18n.coordinator import standing_still
+from volunteer.control.status import PauseStatus, TaskStatus, lasting_standstill
+from volunteer.i18n.catalogue import ENGLISH, N_, _, current, ngettext, translated
+from volunteer.i18n.coordinator import standstill_sentence
 from volunteer.i18n.formats import size
 from volunteer.tui.run_estimate import STATES
 from volunteer.tui.text import UNICODE, Glyphs, countdown, fit, soon
@@ -76,7 +76,7 @@ def _ended(at: StatusView) -> Activity | None:
         return None
     code, sentence = (end.code, end.message) if end else (0, "")
     sentence = (
-        _("the volunteer has ended; q quits") if sentence in ("", "ended") else shown(sentence)
+        _("the volunteer has ended; q quits") if sentence in ("", "ended") else translated(sentence)
     )
     sign, role = (at.glyphs.cross, "bad") if code else (at.glyphs.off, "dim")
     return Activity(sign=sign, word=_("stopped"), role=role, sentence=sentence)
@@ -126,7 +126,7 @@ def _idle(at: StatusView) -> Activity | None:
     if not (status.idle or status.idle_message):
         return None
     wait = f" ({countdown(status.idle_until - at.now)})" if status.idle_until else ""
-    sentence = f"{shown(status.idle_message)}{wait}"
+    sentence = f"{translated(status.idle_message)}{wait}"
     return Activity(sign=glyphs.wait, word=_("waiting"), role="info", sentence=sentence)
 
 
@@ -159,7 +159,7 @@ def why_paused(pause: PauseStatus) -> str:
     return (
         _("{message}, until {until}", message=pause.message, until=pause.until)
         if pause.until
-        else shown(pause.message)
+        else translated(pause.message)
     )
 
 
@@ -182,7 +182,7 @@ def merging(view: AgentView, run: str, now: float) -> str:
     """
     beat = view.beat(run)
     if beat is not None and beat.standstill is not None:
-        return shown(standing_still(beat.standstill))
+        return translated(standstill_sentence(beat.standstill))
     if beat is not None and beat.state != "running":
         return _("the run is {state}", state=_(STATES[beat.state]))
     when = next_merge(view, run, now)
@@ -195,12 +195,12 @@ def next_merge(view: AgentView, run: str, now: float) -> str:
     """
     beat = view.beat(run)
     if beat is not None and beat.standstill is not None:
-        return shown(standing_still(beat.standstill))
+        return translated(standstill_sentence(beat.standstill))
     if beat is None:
         info = view.info(run)
-        standstill = None if info is None else lasting(info.standstill, run, view.status)
+        standstill = None if info is None else lasting_standstill(info.standstill, run, view.status)
         if standstill is not None:
-            return shown(standing_still(standstill))
+            return translated(standstill_sentence(standstill))
         # The coordinator's own words, which are not translated.
         english = info is not None and current().language == ENGLISH
         return info.merging.removeprefix("merging ") if info and english else ""
@@ -233,7 +233,7 @@ def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> st
     if status.online or not status.connection or status.stopped:
         return ""
     reason = (
-        shown(status.connection).removeprefix(status.coordinator).strip()
+        translated(status.connection).removeprefix(status.coordinator).strip()
     )  # the header names the coordinator
     sentence = fit(reason.partition("; ")[0].rstrip("."), min(cells, REASON_CELLS), ellipsis)
     parts = []

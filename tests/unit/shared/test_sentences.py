@@ -13,7 +13,7 @@ from shared.decoding import decode
 from shared.errors import Unreachable, why
 from shared.sentences import Sentence, Words, encode_english, encode_parts, figure, plural
 from shared.text import printable
-from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
+from volunteer.i18n.catalogue import LanguageChoice, choose, translated, use
 
 AWAY = Sentence(
     "{url} cannot be reached: {why}",
@@ -46,30 +46,31 @@ def test_it_is_its_english_in_logs_and_in_json() -> None:
 @pytest.mark.usefixtures("german")
 def test_it_is_translated_with_the_sentences_in_it_where_it_is_shown() -> None:
     assert (
-        shown(AWAY) == "https://a.example ist nicht erreichbar: die Verbindung wurde unterbrochen"
+        translated(AWAY)
+        == "https://a.example ist nicht erreichbar: die Verbindung wurde unterbrochen"
     )
     assert AWAY.startswith("https://a.example cannot")
     wanted = "next version after {n} more contribution", "next version after {n} more contributions"
-    assert shown(plural(*wanted, 1)) == "nächste Version nach 1 weiterem Beitrag"
-    assert shown(plural(*wanted, 2000)) == "nächste Version nach 2.000 weiteren Beiträgen"
-    assert shown(figure("1.5 GB")) == "1,5 GB"
+    assert translated(plural(*wanted, 1)) == "nächste Version nach 1 weiterem Beitrag"
+    assert translated(plural(*wanted, 2000)) == "nächste Version nach 2.000 weiteren Beiträgen"
+    assert translated(figure("1.5 GB")) == "1,5 GB"
 
 
 @pytest.mark.usefixtures("german")
 def test_words_of_others_are_never_looked_up() -> None:
-    assert shown("the connection was interrupted") == "the connection was interrupted"
+    assert translated("the connection was interrupted") == "the connection was interrupted"
     theirs = "the connection was interrupted {n} {x!r}"
     said = Sentence("the coordinator refused a heartbeat: {error}", error=theirs)
-    assert shown(said) == f"der Koordinator hat ein Lebenszeichen abgelehnt: {theirs}"
+    assert translated(said) == f"der Koordinator hat ein Lebenszeichen abgelehnt: {theirs}"
 
 
 @pytest.mark.usefixtures("german")
 def test_another_program_of_the_owner_hears_it_whole() -> None:
     heard = decode(msgspec.json.encode(Told(AWAY), enc_hook=encode_parts), Told).message
     assert heard == AWAY
-    assert shown(heard) == shown(AWAY)
+    assert translated(heard) == translated(AWAY)
     plain = decode(msgspec.json.encode(Told("by hand"), enc_hook=encode_parts), Told).message
-    assert shown(plain) == plain == "by hand"
+    assert translated(plain) == plain == "by hand"
     with pytest.raises(msgspec.ValidationError):
         decode('{"message": ["x"]}', Told)
     newer = decode('{"message": ["x {n}", "x {n}", "", {"n": 1}, "of a newer version"]}', Told)
@@ -90,7 +91,7 @@ def test_values_of_any_kind_reach_another_program() -> None:
 @pytest.mark.usefixtures("german")
 def test_it_stays_a_sentence_when_it_is_made_safe_for_a_terminal() -> None:
     said = printable(Sentence("{host} did not answer in time", host="a\x1b[31m"))
-    assert shown(said) == "a [31m hat nicht rechtzeitig geantwortet"
+    assert translated(said) == "a [31m hat nicht rechtzeitig geantwortet"
     assert said == "a [31m did not answer in time"
 
 

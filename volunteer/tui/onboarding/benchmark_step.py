@@ -7,7 +7,7 @@ from textual.app import ComposeResult
 from shared.errors import Forbidden, InvalidName, VolunteerError
 from shared.text import printable
 from volunteer.control import commands
-from volunteer.i18n.catalogue import N_, _, shown
+from volunteer.i18n.catalogue import N_, _, translated
 from volunteer.i18n.formats import size
 from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, OnboardingChoice, Step, said
 from volunteer.tui.text import Line, flops, left, percent
@@ -49,12 +49,13 @@ class BenchmarkStep(Step):
                 self.choice.joined = True
                 self.choice.name = joined.nickname
         except InvalidName as error:
-            self.post_message(self.Back("Name", shown(error.message)))
+            self.post_message(self.Back("Name", translated(error.message)))
         except Forbidden as error:
-            self.post_message(self.Back("Join", shown(error.message)))
+            self.post_message(self.Back("Join", translated(error.message)))
         except VolunteerError as error:
             self._trouble = _(
-                "{error}. Enter tries again, esc goes back.", error=shown(error.message).rstrip(".")
+                "{error}. Enter tries again, esc goes back.",
+                error=translated(error.message).rstrip("."),
             )
         finally:
             self._joining = False
@@ -76,7 +77,7 @@ class BenchmarkStep(Step):
         view = self.volunteer.view
         return bool(view.status.devices) and view.benchmark is None
 
-    def shown(self, scene: Scene) -> None:
+    def translated(self, scene: Scene) -> None:
         self.choice.measured = self._done
 
     def _draw(self, scene: Scene, width: int, height: int) -> list[Line]:
@@ -98,7 +99,7 @@ class BenchmarkStep(Step):
         ]
         if status.stopped or scene.view.ended is not None:
             why = (
-                shown(scene.view.ended.message)
+                translated(scene.view.ended.message)
                 if scene.view.ended
                 else _("the volunteer has ended")
             )
@@ -107,7 +108,7 @@ class BenchmarkStep(Step):
             lines += progress_lines(scene, width, height - len(lines) - 1)
             return [*lines, ((_("s: skip"), "dim"),)][:height]
         if not status.devices:
-            waiting = shown(status.connection) or _(
+            waiting = translated(status.connection) or _(
                 "looking for your devices; the first time takes some seconds"
             )
             return [*lines, *said(waiting, width, height - 2, "info", glyphs.wait)]
@@ -127,6 +128,6 @@ class BenchmarkStep(Step):
             )
             if not device.usable:
                 lines += said(
-                    shown(scene.view.status.problem(device)), width, 3, "bad", glyphs.cross
+                    translated(scene.view.status.problem(device)), width, 3, "bad", glyphs.cross
                 )
         return [*lines, (), ((_("enter: next"), "dim"),)][:height]

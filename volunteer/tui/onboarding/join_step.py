@@ -16,7 +16,7 @@ from shared.proofs.proof_of_work import search_time_text
 from shared.protocol.accounts import ServerInfo
 from shared.text import printable
 from volunteer.control import commands
-from volunteer.i18n.catalogue import N_, _, shown
+from volunteer.i18n.catalogue import N_, _, translated
 from volunteer.text import clock_words
 from volunteer.tui.onboarding.onboarding_step import OnboardingChoice, Step, said
 from volunteer.tui.text import Line, fit, left, wrap
@@ -102,7 +102,7 @@ class JoinStep(Step):
         try:
             link = parse_link(text)
         except BadRequest as error:
-            self._tell(shown(error.message))
+            self._tell(translated(error.message))
             return
         self._busy = _("asking {url}", url=link.url)
         self._draw()
@@ -213,10 +213,10 @@ def _name_cells() -> int:
 def advice(error: VolunteerError, text: str) -> str:
     """Return the error as a sentence with the next thing to try."""
     if not isinstance(error, Unreachable) or is_loopback(_host(text)):
-        return shown(error.message)
+        return translated(error.message)
     return _(
         "{error}. Is the machine online, and is the coordinator running? Enter tries again.",
-        error=shown(error.message).rstrip("."),
+        error=translated(error.message).rstrip("."),
     )
 
 

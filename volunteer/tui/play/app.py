@@ -17,7 +17,7 @@ from textual.filter import LineFilter
 from shared.errors import VolunteerError
 from shared.workloads.games import LEVELS, MoveReply
 from shared.workloads.games import BoardAnalysis as Position
-from volunteer.i18n.catalogue import _, shown
+from volunteer.i18n.catalogue import _, translated
 from volunteer.tui import keys, themes
 from volunteer.tui.app import HEIGHTS, WIDTHS
 from volunteer.tui.look import Look, dress
@@ -192,7 +192,7 @@ class PlayApp(App[int]):
             try:
                 await work
             except VolunteerError as error:
-                self.game = replace(self.game, trouble=shown(error.message), thinking=False)
+                self.game = replace(self.game, trouble=translated(error.message), thinking=False)
                 self._draw()
 
         self.run_worker(running(), group="game", exit_on_error=True)

@@ -20,7 +20,7 @@ from shared.text import printable
 from volunteer.control import commands
 from volunteer.control.control import Control
 from volunteer.control.status import GAMES
-from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
+from volunteer.i18n.catalogue import N_, _, ngettext, number, translated
 from volunteer.i18n.formats import duration_words, size
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
@@ -342,7 +342,9 @@ def benchmark_lines(
     """Return the figures of a device, their age, and the comparison with other machines."""
     glyphs, room = scene.glyphs, cells - NAME_CELLS
     if not device.usable:
-        sentence = shown(scene.view.status.problem(device)) or _("torch cannot use this device")
+        sentence = translated(scene.view.status.problem(device)) or _(
+            "torch cannot use this device"
+        )
         return [((text, "bad"),) for text in wrap(sentence, cells, 8)]
     speed = next((b for b in scene.view.status.benchmarks if b.device == device.id), None)
     if speed is None:

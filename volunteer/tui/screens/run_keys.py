@@ -14,7 +14,7 @@ from textual.app import SuspendNotSupported
 from shared.errors import Unreachable
 from shared.protocol.accounts import RunInfo
 from shared.workloads.declaration import refusal
-from volunteer.i18n.catalogue import N_, _, shown
+from volunteer.i18n.catalogue import N_, _, translated
 from volunteer.machine import sandbox_helper
 from volunteer.tui.keys import KeyCommand
 
@@ -60,7 +60,7 @@ def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
         return
     command = command_for(info)
     if not command:
-        app.tell(shown(refusal(info.output, "ask", info.name) or ""))
+        app.tell(translated(refusal(info.output, "ask", info.name) or ""))
         return
     app.run_worker(_lend(app, command, info.name), group="lend", exclusive=True)
 

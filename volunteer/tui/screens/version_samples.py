@@ -13,7 +13,7 @@ from shared.errors import VolunteerError
 from shared.protocol.versions import VersionInfo
 from shared.text import printable
 from shared.workloads.declaration import Measure
-from volunteer.i18n.catalogue import N_, _, ngettext, shown
+from volunteer.i18n.catalogue import N_, _, ngettext, translated
 from volunteer.text import loss, measure_word
 from volunteer.tui import keys
 from volunteer.tui.page import Page
@@ -154,7 +154,7 @@ class SamplesPage(Page):
         try:
             await self.history.begin(control, self._head())
         except VolunteerError as error:
-            self._error = shown(error.message)
+            self._error = translated(error.message)
         else:
             self._error = ""
         finally:
@@ -189,7 +189,7 @@ class SamplesPage(Page):
             try:
                 version = await self.history.step(control, self.at, by)
             except VolunteerError as error:
-                self._error = shown(error.message)
+                self._error = translated(error.message)
         if version is not None:
             self.at = version
         self._follows = self.at == self.history.last()

@@ -10,7 +10,7 @@ from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.text import duration
 from volunteer.control.event_sentences import escrow_words
 from volunteer.control.events import Sensed
-from volunteer.i18n.catalogue import _, ngettext, pgettext, shown
+from volunteer.i18n.catalogue import _, ngettext, pgettext, translated
 from volunteer.i18n.formats import credit, size
 from volunteer.text import loss, measure_word
 from volunteer.tui import run_estimate
@@ -74,7 +74,7 @@ def device_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     lines: list[Line] = [((fit(name, cells, glyphs.ellipsis), "value"),)]
     if not device.usable:
         rows = wrap(
-            shown(scene.view.status.problem(device)) or _("cannot be used"), cells, height - 1
+            translated(scene.view.status.problem(device)) or _("cannot be used"), cells, height - 1
         )
         return lines + [((text, "bad"),) for text in rows]
     state = activity(scene.view, scene.now, glyphs, device.id)

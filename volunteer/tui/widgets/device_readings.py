@@ -9,7 +9,7 @@ from rich.cells import cell_len
 
 from shared.protocol.accounts import Device
 from volunteer.control.events import Sensed
-from volunteer.i18n.catalogue import _, shown
+from volunteer.i18n.catalogue import _, translated
 from volunteer.tui.status_line import activity
 from volunteer.tui.text import Line, bar, fit, percent, spark, wrap
 from volunteer.tui.widgets.cards import NAME_CELLS, fact, memory, pace, power
@@ -43,7 +43,9 @@ def live_lines(
 ) -> list[Line]:
     """Return a device's present state: share of working time, pace, load, temperature and power."""
     if not device.usable:
-        sentence = shown(scene.view.status.problem(device)) or _("torch cannot use this device")
+        sentence = translated(scene.view.status.problem(device)) or _(
+            "torch cannot use this device"
+        )
         return [((text, "bad"),) for text in wrap(sentence, cells, 8)]
     lines: list[Line] = [fact(_("state"), *device_state(device, scene, cells))]
     if duty is not None:

@@ -8,8 +8,8 @@ from itertools import zip_longest
 from rich.cells import cell_len
 
 from shared.protocol.contributions import Verdict
-from volunteer.i18n.catalogue import N_, _, shown
-from volunteer.i18n.coordinator import judged
+from volunteer.i18n.catalogue import N_, _, translated
+from volunteer.i18n.coordinator import verdict_reason
 from volunteer.i18n.formats import credit
 from volunteer.tui.text import (
     ASCII,
@@ -94,7 +94,7 @@ def reason_of(verdict: Verdict, *, paid: bool = False) -> str:
     """Return a verdict's reason; "" if it has none, or waits for a merge but is `paid`."""
     if paid and verdict.message == verdict.state:
         return ""
-    return shown(judged(verdict))
+    return translated(verdict_reason(verdict))
 
 
 def verdict_line(verdict: Verdict, reason: str, cells: int, glyphs: Glyphs, *, named: bool) -> Line:

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from volunteer.control.event_sentences import YOU
 from volunteer.control.events import AUDIT
 from volunteer.control.status import TaskStatus
-from volunteer.i18n.catalogue import N_, _, shown
+from volunteer.i18n.catalogue import N_, _, translated
 from volunteer.i18n.formats import credit, size
 from volunteer.text import loss
 from volunteer.tui.status_line import activity, fetched, why_paused
@@ -195,7 +195,7 @@ def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
     elif status.finishing:
         hint = _("press f to keep going, q to quit")
     elif not status.online and status.connection:
-        sentence = shown(status.connection)
+        sentence = translated(status.connection)
         hint = _("press r to try now")
     else:
         hint = ""

@@ -91,7 +91,7 @@ def test_each_coordinator_has_its_own_identity(tmp_path: Path) -> None:
     profile.use(one)
     profile.use(two)
     assert profile.current() == two
-    assert profile.known(server("ab" * 32)) == one
+    assert profile.identity_of(server("ab" * 32)) == one
     assert profile.home(one).path != profile.home(two).path
 
 

@@ -208,7 +208,7 @@ def test_a_head_that_comes_late_is_no_accusation(server: Coordinator, tmp_path: 
     async def run() -> None:
         check, book = volunteer(server, tmp_path / "receipts")
         server.pay(4)
-        old = await check.present()
+        old = await check.present_head()
         server.pay(3)
         assert await check.check() == ""
         book.unchecked_head = old
@@ -228,7 +228,7 @@ def test_two_records_at_once_are_noticed_whichever_is_seen_first(
         other.entries[2] = server.receipt(server.entries[3]).entry
         check, book = volunteer(server, tmp_path / "receipts")
         assert await check.check() == ""
-        book.unchecked_head = await volunteer(other, tmp_path / "other")[0].present()
+        book.unchecked_head = await volunteer(other, tmp_path / "other")[0].present_head()
         assert "rewrote its history" in await check.check()
         assert contradiction([server.head(), other.head()]) != ""
         assert contradiction([server.head(), server.head()]) == ""

@@ -19,7 +19,7 @@ from tests.tui import scenes
 from volunteer.agent.run_choice import RunChoice
 from volunteer.control import events
 from volunteer.control.model_step import AGE_MAX_S
-from volunteer.control.shortage import Shortage, of_run, shortage_words
+from volunteer.control.shortage import Shortage, memory_properties, shortage_words
 from volunteer.control.status import Status
 from volunteer.settings.work_rules import WorkRules
 
@@ -27,7 +27,7 @@ FITS, OTHER = 'name = "tiny"', 'name = "other"'
 SHORTAGE = Shortage(
     run="stdlib-gpt",
     device="cpu",
-    model=of_run(scenes.RUN),
+    model=memory_properties(scenes.RUN),
     torch="2.9",
     needed_bytes=6_200_000_000,
     had_bytes=4_000_000_000,

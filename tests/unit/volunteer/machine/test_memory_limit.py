@@ -30,7 +30,7 @@ for name, take in (
         print(f"{name}: taken")
     except (MemoryError, RuntimeError) as error:
         print(f"{name}: refused {out_of_memory(error)}")
-memory_limit.follow(4.0)
+memory_limit.adjust(4.0)
 print("array again:", len(np.empty(3 << 30, np.uint8)) >> 30)
 """
 

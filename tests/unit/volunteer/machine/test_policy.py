@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shared.units import GIB
-from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
+from volunteer.i18n.catalogue import LanguageChoice, choose, translated, use
 from volunteer.machine.policy import (
     Decision,
     Hold,
@@ -142,7 +142,7 @@ def test_outside_of_the_hours_the_end_is_told_by_day_and_clock() -> None:
     use(choose("de"))
     try:
         tuesday = weekday_words(at(1, "6:05"), NOON)
-        assert (tuesday, shown(tuesday)) == ("Tue 06:05", "Di 06:05")
+        assert (tuesday, translated(tuesday)) == ("Tue 06:05", "Di 06:05")
     finally:
         use(LanguageChoice())
 

@@ -15,7 +15,7 @@ from shared.protocol.contributions import SubmitReply, UploadInfo
 from shared.protocol.inference import OpenAiError
 from tests.e2e.conftest import free_port
 from volunteer.agent.submitter import REFUSALS
-from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
+from volunteer.i18n.catalogue import LanguageChoice, choose, translated, use
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.reply_errors import connection_failure, decode_reply, openai_error, refusal
@@ -67,15 +67,15 @@ def test_a_refusal_without_words_is_said_by_its_code() -> None:
     use(choose("de"))
     try:
         full = refusal("lab", 507, {}, storage).message
-        assert (full, shown(full)) == (
+        assert (full, translated(full)) == (
             "No space is left on the disk. (request r)",
             "die Platte des Koordinators ist voll",
         )
         other = refusal("lab", 409, {}, b'{"code": "conflict", "message": "", "request_id": "r"}')
         assert isinstance(other, Conflict)
         assert other.message == Conflict().message
-        assert shown(other.message) != other.message
-        assert shown(openai_error(429, quota).message) == "dafür reichen die Credits nicht"
+        assert translated(other.message) != other.message
+        assert translated(openai_error(429, quota).message) == "dafür reichen die Credits nicht"
     finally:
         use(LanguageChoice())
 

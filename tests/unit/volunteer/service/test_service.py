@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from shared.errors import Configuration
-from volunteer.service.service import install, remove, this_machine
+from volunteer.service.service import install, remove, target_here
 from volunteer.service.service_units import Service, Target, describe
 
 LINK = "https://host:8765/join#key=AB:CD+pin=00+code=x%20y$z"
@@ -220,6 +220,6 @@ def test_without_the_systems_program_a_sentence_says_so(
 
 
 def test_the_service_starts_the_profile_it_was_made_from() -> None:
-    target = this_machine(profile="night", environ={"VOLUNTEER_HOME": "/data/v", "HOME": "/h"})
+    target = target_here(profile="night", environ={"VOLUNTEER_HOME": "/data/v", "HOME": "/h"})
     assert target.environment == {"VOLUNTEER_HOME": "/data/v", "VOLUNTEER_PROFILE": "night"}
     assert target.program[-1] == "--no-ui"

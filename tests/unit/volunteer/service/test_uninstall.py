@@ -19,7 +19,7 @@ from volunteer.control import events
 from volunteer.engine import Engine, World
 from volunteer.net.client import Client
 from volunteer.net.tls import Address
-from volunteer.service.uninstall import Belonging, belongings, hand_back, other_profiles, remove
+from volunteer.service.uninstall import Belonging, belongings, other_profiles, release_tasks, remove
 from volunteer.settings.host_profile import machine_mark
 from volunteer.settings.settings import Directories, directories
 
@@ -121,19 +121,19 @@ async def test_a_task_of_an_earlier_process_goes_back_and_the_machine_leaves(
             await process.until(events.Claimed)
         assert "doing" in (await states(machine.home))[0]
         profile = Profile(machine.directories.profile)
-        said = await hand_back(profile, machine.connect(), FastClock())
+        said = await release_tasks(profile, machine.connect(), FastClock())
         assert said == "1 task given back"
         left, machines = await states(machine.home)
         assert "doing" not in left
         assert machines == ["left"]
-        again = await hand_back(profile, machine.connect(), FastClock())
+        again = await release_tasks(profile, machine.connect(), FastClock())
         assert again == "no task was left to give back"
 
 
 async def test_a_coordinator_that_is_away_does_not_keep_anybody(tmp_path: Path) -> None:
     async with local_machine(tmp_path) as machine:
         profile = Profile(machine.directories.profile)
-    said = await hand_back(profile, machine.connect(), FastClock())
+    said = await release_tasks(profile, machine.connect(), FastClock())
     assert said.startswith("the coordinator was not notified (")
     assert said.endswith("the leases expire by themselves")
 
@@ -145,21 +145,21 @@ async def test_the_running_volunteer_is_ended(tmp_path: Path) -> None:
     async with asyncio.timeout(120):
         while not profile.endpoint.exists():
             await asyncio.sleep(0.01)
-        said = await hand_back(profile, connect_nobody, SystemClock())
+        said = await release_tasks(profile, connect_nobody, SystemClock())
         assert said == "the running volunteer has ended and given its task back"
         assert await running == 0
 
 
 async def test_a_damaged_account_is_no_reason_to_stay(tmp_path: Path) -> None:
     places = home(tmp_path)
-    said = await hand_back(Profile(places.profile), connect_nobody, SystemClock())
+    said = await release_tasks(Profile(places.profile), connect_nobody, SystemClock())
     assert said.startswith("no task was given back: ")
     assert "is damaged" in said
 
 
 async def test_without_an_account_there_is_nothing_to_give_back(tmp_path: Path) -> None:
     places = directories({"VOLUNTEER_HOME": str(tmp_path)})
-    said = await hand_back(Profile(places.profile), connect_nobody, SystemClock())
+    said = await release_tasks(Profile(places.profile), connect_nobody, SystemClock())
     assert said == "there was no task to give back"
 
 
