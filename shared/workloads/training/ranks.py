@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
@@ -40,12 +40,15 @@ class RankLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Samples [start, stop) of a step of `size` samples, in micro-batches of `micro`."""
+    """Samples [start, stop) of a step of `size` samples, in micro-batches of `micro`; with
+    `streams` the weights come from, and the gradients go to, the memory of the host.
+    """
 
     start: int
     stop: int
     size: int
     micro: int
+    streams: bool = False
 
 
 class Assistant(Protocol):
@@ -108,7 +111,7 @@ class Ranks:
             self.computing = True
             for at, rank in enumerate(self._ranks):
                 start = own_start + at * part
-                rank.pipe.send(Part(start, start + part, whole.size, whole.micro))
+                rank.pipe.send(replace(whole, start=start, stop=start + part))
             broadcast(weights)
         except (RuntimeError, OSError) as error:
             raise self._lost() from error
@@ -145,7 +148,7 @@ class Ranks:
         self._folder = Path(tempfile.mkdtemp(prefix="ranks"))
         on_gpus = all(device.startswith("cuda") for device in self._left)
         joining: dict[str, Any] = {
-            "backend": "nccl" if on_gpus else "gloo",
+            "backend": "cpu:gloo,cuda:nccl" if on_gpus else "gloo",
             "init_method": (self._folder / "meeting").as_uri(),
             "world_size": len(self._left) + 1,
             "timeout": LIMIT,

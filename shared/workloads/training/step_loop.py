@@ -85,6 +85,7 @@ class StepWork(ABC):
         self._learner = Learner(trainable, job)
         self._look: Callable[[], None] = _nothing
         self._ranks: Ranks | None = None
+        self._assists = False  # computes parts for rank 0, which decides where the state is
         self._own = 0  # samples of the running step that this process computes
         self._step = 0
         self._in_step = 0  # finished samples of the running step
@@ -148,6 +149,9 @@ class StepWork(ABC):
 
     def assist(self, part: Part) -> None:
         """Compute a part of a step for rank 0, with its weights."""
+        self._assists = True
+        if part.streams:
+            self.stream(self.device)
         broadcast(value.data for value in self._learner.parameters)
         self._start_over()
         at = part.start
@@ -184,7 +188,7 @@ class StepWork(ABC):
         if not self._in_step:
             self._own = size
             if ranks is not None:
-                whole = Part(first, first + size, size, self._pace.micro)
+                whole = Part(first, first + size, size, self._pace.micro, self._streams)
                 weights = (value.data for value in self._learner.parameters)
                 self._own = ranks.share(weights, whole) - first
         at = first + self._in_step
@@ -304,7 +308,8 @@ class StepWork(ABC):
     def _may_leave(self) -> bool:
         """Return True if the host has room for weights, gradients and two moments."""
         state_bytes = 4 * sum(value.nbytes for value in self.model.parameters())
-        return has_own_memory(self.device) and state_bytes < free_memory_bytes()
+        room = state_bytes < free_memory_bytes()
+        return room and has_own_memory(self.device) and not self._assists
 
     def _spare(self) -> bool:
         """Recompute blocks in the backward pass, which saves memory; return False if that is done

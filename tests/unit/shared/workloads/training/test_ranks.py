@@ -80,6 +80,18 @@ def test_the_update_is_that_of_one_device(
     assert close(finish(again), finish(begin(task, data, "cpu")), atol=1e-5)
 
 
+@pytest.mark.parametrize("update", ["delta", "gradient"])
+def test_the_state_of_every_rank_follows_that_of_rank_0_to_the_host(
+    forked: None, data: Folder, ranks: Ranks, update: str
+) -> None:
+    task = job(config(data, dropout=0.1), steps=4, update=update)
+    work = spread(task, data, ranks)
+    work.advance()
+    assert work.stream("cpu:0")
+    assert close(finish(work), finish(begin(task, data, "cpu")), atol=1e-5)
+    assert len(processes()) == 1
+
+
 @pytest.mark.parametrize("ranks", [3], indirect=True)
 def test_a_rank_that_dies_costs_its_share_and_not_the_task(
     forked: None, data: Folder, ranks: Ranks
