@@ -15,6 +15,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.versions import versions
+from coordinator.database.volunteers import takes_part
 from shared.errors import NotFound
 from shared.protocol.base import ContributionState, Reason
 
@@ -276,7 +277,7 @@ _COHORT = (
         contributions, versions, sa.and_(_V.run_id == _C.run_id, _V.version == _C.base_version)
     )
     .where(its(_C.run_id), its(_C.kind), _C.norm.is_not(None))
-    .where(_C.vetted.is_(True))
+    .where(_C.vetted.is_(True), sa.exists().where(volunteers.c.id == _C.volunteer_id, takes_part()))
     # Contributions refused for their norm count too; otherwise a cohort whose first members were
     # outliers would never recover.
     .where(
@@ -289,7 +290,9 @@ _COHORT = (
 
 
 def cohort(conn: sa.Connection, run_id: int, kind: str, limit: int) -> Sequence[PeerContribution]:
-    """Return vetted accounts' newest contributions: accepted, or refused for their norm."""
+    """Return the newest contributions of vetted accounts that take part: accepted, or refused for
+    their norm.
+    """
     values = {"its_run_id": run_id, "its_kind": kind, "most": limit}
     # Rows have the struct's fields in order; building structs would take as long as the query.
     return cast_type("Sequence[PeerContribution]", conn.execute(_COHORT, values).all())

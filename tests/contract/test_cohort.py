@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from sqlalchemy import Connection, insert
 
-from coordinator.accounts.suspension import suspend
-from coordinator.database import contributions, versions
+from coordinator.accounts.suspension import ban, suspend
+from coordinator.database import contributions, versions, volunteers
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
 from coordinator.database.tables.versions import versions as versions_table
 from tests.contract.test_escrow import FRIEND, NEW, merged, setting
 from tests.support.account_rows import add_contribution
+
+
+def ban_by_id(conn: Connection, volunteer_id: str, reason: str, now: float) -> None:
+    ban(conn, volunteers.existing(conn, volunteer_id), reason, now)
 
 
 async def test_a_cohort_heals_by_the_voices_that_it_refused(database: Database) -> None:
@@ -28,6 +35,25 @@ async def test_a_cohort_heals_by_the_voices_that_it_refused(database: Database) 
         return [peer.norm for peer in contributions.cohort(conn, run, "delta", 10)]
 
     assert await database.write(fill) == [2.0, 1.0]
+
+
+@pytest.mark.parametrize("end", [suspend, ban_by_id])
+async def test_who_is_out_has_no_voice_in_the_limits_of_others(
+    database: Database, end: Callable[[Connection, str, str, float], object]
+) -> None:
+    """Its large updates would else keep the limit high, and let a next account do the same."""
+    run = await setting(database)
+
+    def fill(conn: Connection) -> list[float]:
+        _version(conn, run, 0, "initial", "a" * 64)
+        add_contribution(conn, run, FRIEND, "merged", norm=1.0)
+        add_contribution(conn, run, NEW, "merged", norm=9.0)
+        before = contributions.cohort(conn, run, "delta", 10)
+        end(conn, NEW, "made up", 2.0)
+        after = contributions.cohort(conn, run, "delta", 10)
+        return [peer.norm for peer in (*before, *after)]
+
+    assert await database.write(fill) == [9.0, 1.0, 1.0]
 
 
 async def test_discredited_is_what_was_suspended_or_taken_back_since(database: Database) -> None:
