@@ -109,6 +109,24 @@ def test_the_share_of_memory_that_the_owner_lends_is_the_limit() -> None:
     assert "a task may use 500 MB here" in able.sentence
 
 
+@pytest.mark.parametrize(
+    ("host_bytes", "streamed_bytes", "fits"),
+    [
+        (64_000_000_000, 2_000_000_000, True),
+        (8_000_000_000, 2_000_000_000, False),
+        (64_000_000_000, 0, False),
+        (64_000_000_000, 20_000_000_000, False),
+    ],
+)
+def test_a_card_streams_a_model_that_the_memory_of_the_host_holds(
+    host_bytes: int, streamed_bytes: int, fits: bool
+) -> None:
+    run = replace(scenes.RUN, memory_bytes=22_000_000_000, streamed_bytes=streamed_bytes)
+    lent = {scenes.GPU.id: scenes.GPU.memory_bytes}
+    card = events.DevicesFound(devices=(scenes.GPU,), lent_bytes=lent, host_bytes=host_bytes)
+    assert estimate(run, folded((*scenes.started(), card)), ("gpt",)).fits is fits
+
+
 def test_a_run_that_ran_out_of_memory_here_is_none_for_this_device() -> None:
     short = Shortage(
         run=scenes.RUN.name,

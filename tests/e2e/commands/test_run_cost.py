@@ -45,3 +45,5 @@ def test_a_small_text_gets_a_small_model_and_its_cost(run: Run, tmp_path: Path) 
     assert f"{made['parameters']:,} parameters" in said.out
     memory = size(made["memory_bytes"])
     assert re.search(rf"A machine needs about .+ of memory, or {memory} of a GPU's\.", said.out)
+    streamed = f"A GPU with {size(made['streamed_bytes'])} streams the blocks of the model"
+    assert f"{streamed} from the machine's memory." in said.out
