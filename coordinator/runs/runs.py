@@ -84,6 +84,16 @@ def make_initial(
     return publishing.prepare(order)
 
 
+def _first_samples(about: Definition, counts: Sequence[int]) -> int:
+    """Return the samples of a pass, or of a run that makes its own data the games that it begins
+    with ahead of the learners: none before its warm start.
+    """
+    pacing = about.pacing
+    if pacing is None:
+        return sum(counts)
+    return 0 if pacing.warm_steps else pacing.replay.queue
+
+
 def _check_samples(file: RunFile, samples: int) -> None:
     """Raise InvalidRunFile for a dataset that is smaller than a batch."""
     if samples < file.task.batch_size:
@@ -189,11 +199,7 @@ class Runs(PlatformService):
             "dataset_id": dataset.id if dataset else None,
             "seed": file.seed,
             "parameters": about.parameters,
-            # A run that makes its own data may begin with games ahead of the learners, but not
-            # before its warm start.
-            "samples_total": (0 if pacing.warm_steps else pacing.replay.queue)
-            if pacing
-            else sum(counts),
+            "samples_total": _first_samples(about, counts),
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),
             "step_flops": step_flops,
