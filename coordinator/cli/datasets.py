@@ -254,9 +254,9 @@ def _for(more: DatasetOptions) -> dict[str, object]:
 
 def _told(paths: list[Path], more: DatasetOptions) -> dict[str, str]:
     """Return licence and source from the folders, where the command names none."""
-    from shared.workloads.data.table_rows import told
+    from shared.workloads.data.table_rows import licence_and_source
 
-    licence, source = told(paths)
+    licence, source = licence_and_source(paths)
     return {"licence": more.licence or licence, "source": more.source or source}
 
 

@@ -424,12 +424,12 @@ class Conversation:
         """
         turns = prompt.turns
         check_length(sum(len(turn.content) for turn in turns), self._reader.context)
-        if prompt.tools and ("tools" not in self._template.places or self.calls is None):
+        if prompt.tools and ("tools" not in self._template.supported or self.calls is None):
             raise InvalidField(NO_TOOLS, "tools")
         has_calls = any(turn.tool_calls or turn.role == "tool" for turn in turns)
-        if has_calls and not self._template.places >= {"tool", "tool_calls"}:
+        if has_calls and not self._template.supported >= {"tool", "tool_calls"}:
             raise InvalidField(NO_TOOLS, "messages")
-        text = self._template.asked(turns, prompt.tools, prompt.options)
+        text = self._template.prompt_text(turns, prompt.tools, prompt.options)
         check_length(len(text), self._reader.context)
         return tuple(self._reader.encode(text, marks=True))
 

@@ -42,7 +42,7 @@ from shared.sentences import Sentence
 from shared.workloads.base import ConvertedModel, DatasetManifest, FormatWanted, load
 from shared.workloads.data.chat_template import TEMPLATE
 from shared.workloads.declaration import Measure
-from shared.workloads.model_files import PLAIN, check_format, converted, write_model
+from shared.workloads.model_files import PLAIN, check_format, convert_version, write_model
 
 if TYPE_CHECKING:
     import torch
@@ -213,7 +213,7 @@ def _converted(source: ExportSource, about: Definition, files: ExportFiles) -> C
     weights = about.workload.whole(config, read_weights(files.weights, about), files.more)
     assets = {name: path.read_bytes() for name, path in files.assets.items()}
     target = FormatWanted(files.format, assets.get("tokenizer"), assets.get(TEMPLATE), files.dtype)
-    return converted(about.workload, config, weights, target)
+    return convert_version(about.workload, config, weights, target)
 
 
 def _metadata(source: ExportSource) -> dict[str, str]:

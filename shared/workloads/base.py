@@ -1,4 +1,4 @@
-"""Interface of a workload: model + data + local work + evaluation + sample output.
+"""Interface of a workload: its model, data, local work, evaluation and sample output.
 
 A workload is an installed package, found through the entry point group `volunteer.workloads` and
 enabled by the owner of the machine. The coordinator and the volunteer use a workload only through
@@ -66,7 +66,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
     lr: Annotated[float, Meta(gt=0, le=1e6)] = 3e-4
-    # lowest rate of the cosine, as a share of lr
+    # last rate of the cosine schedule, as a share of lr
     min_lr_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.1
     warmup_steps: StepsOrOff | None = None  # global steps; None = a tenth of all, 20 to 500
     # global steps of the cosine; 0 = all steps of the run ([stop])
@@ -117,7 +117,9 @@ class Data(Protocol):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete description of a task for a worker, without tensors; stored for resuming."""
+    """Complete description of a task for a worker, without tensors. The worker stores it to resume
+    the task after a restart.
+    """
 
     run: str
     workload: str
@@ -129,18 +131,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     start: int  # [start, stop) positions of the pass
     stop: int
     seed: int
-    steps: int  # optimiser steps; the server pays for these
+    steps: int  # optimiser steps, which the server pays for
     batch_size: int
     global_step: int  # of the base version; sets the learning rate
     total_steps: int  # global steps of the whole run, for the cosine; 0 = unknown
     prompt: str = ""
     options: dict[str, Any] = {}  # the workload's own `[task.options]`, e.g. games, simulations
     base_version: int = 0  # set when work begins
-    base_sha256: str = ""  # of the published weights of that version; also set then
+    base_sha256: str = ""  # SHA-256 of that version's published weights, set when work begins
 
 
 def seed_from(seed: int, first: int) -> int:
-    """Return the seed for the part of a job that begins with step `first`."""
+    """Return the seed for the part of a job that begins with step `first`; the job's own for 0."""
     return (seed + first * 0x9E3779B97F4A7C15) & ((1 << 63) - 1) if first else seed
 
 
@@ -150,7 +152,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     step: int  # finished optimiser steps
     steps: int
     samples: int  # finished samples, in total
-    # Mean over the last optimiser step, nats; None within a step, or before it is read.
+    # Mean loss over the finished optimiser step, in nats; None within a step, or before it is read.
     loss: float | None = None
     metrics: dict[str, float] = {}  # e.g. loss_g, loss_d
     preview: str = ""  # text for people to look at, such as a sample or a board
@@ -184,8 +186,8 @@ class Work(Protocol):
     """
 
     def advance(self) -> Progress:
-        """Do one micro-batch, in about half a second at most (for longer ones see `Listening`);
-        return the progress.
+        """Do one micro-batch, in about half a second at most; return the progress. Work whose
+        micro-batches take longer implements `Listening`.
 
         Raises torch's errors of exhausted memory, and InvalidRunFile.
         """
@@ -203,10 +205,11 @@ class Work(Protocol):
         """Undo `suspend`."""
 
     def halve(self) -> int:
-        """Use less memory after out-of-memory, with the same result except for rounding: halve the
-        micro-batch and accumulate gradients, or compute again what was kept, or keep the state in
-        the memory of the host. Return the new micro-batch; raise MemoryError when nothing more can
-        be saved. The running step starts over.
+        """Use less memory from now on, after an out-of-memory error; return the new micro-batch.
+
+        The result stays the same except for rounding: the micro-batch is halved and gradients are
+        accumulated, activations are computed again instead of kept, or the state is kept in the
+        host's memory. The running step starts over. Raises MemoryError if no more can be saved.
         """
 
     def snapshot(self) -> dict[str, torch.Tensor]:
@@ -225,8 +228,8 @@ class Reader(Protocol):
     vocabulary: int  # tokens that the model knows
 
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
-        """Return a prompt's tokens, at least one; with `marks` the text is a template's, whose
-        special tokens count as such. Raises InvalidRunFile.
+        """Return the tokens of a prompt, at least one. With `marks` the text comes from a chat
+        template, and special tokens in it count as such. Raises InvalidRunFile.
         """
 
     def continuation(self, text: str) -> list[int]:
@@ -235,17 +238,17 @@ class Reader(Protocol):
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     def spelling(self, token: int) -> bytes:
-        """Return the bytes of text that a token stands for; none for a special token."""
+        """Return the bytes of text that a token stands for; empty for a special token."""
 
     def scores(self, tokens: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
-        """Return logits (len(places), V) after the tokens at these places, from one pass."""
+        """Return logits (len(places), V) after the tokens at these places, by one forward pass."""
 
 
 class Decoder(Reader, Protocol):
     """Version that continues many texts at once, each in a slot of its own.
 
-    Tokens at places 0, 1, ... of a slot are read in order; `logits` are float32 (V,) for the token
-    after the last one read. Slots are never cleared: a new text starts at place 0.
+    The tokens at places 0, 1, ... of a slot are read in order. Returned logits are float32 (V,), of
+    the token after the last one read. Slots are never cleared: a new text starts at place 0.
     """
 
     slots: int
@@ -260,7 +263,8 @@ class Decoder(Reader, Protocol):
         self, slots: Sequence[int], prompts: Sequence[Sequence[int]]
     ) -> NDArray[np.float32]:
         """Read whole prompts at once, each into its own slot (slots ascending) from place 0 on;
-        return logits (len(slots), V). The time is as if all prompts had the longest one's length.
+        return logits (len(slots), V). The time is that of prompts which all have the longest one's
+        length.
         """
 
     def decode_step(
@@ -270,7 +274,9 @@ class Decoder(Reader, Protocol):
 
 
 def fit_weights(schema: Schema, weights: Weights) -> dict[str, torch.Tensor]:
-    """Return the weights of a schema. Raises InvalidFrame for one that is missing or misshapen."""
+    """Return the tensors of `weights` that a schema lists, in its order. Raises InvalidFrame if one
+    is missing or has another shape.
+    """
     tensors: dict[str, torch.Tensor] = {}
     for spec in schema:
         value = weights.get(spec.name)
@@ -329,7 +335,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     licence: str  # licence of the model; "" = unknown
     size: int  # bytes of the model's weights
-    paths: Mapping[str, str] = {}  # paths on a model hub, below its address, by SHA-256
+    paths: Mapping[str, str] = {}  # SHA-256 of a file -> its path on a model hub
 
 
 class Workload(Protocol):
@@ -339,10 +345,10 @@ class Workload(Protocol):
     """
 
     name: str
-    version: int  # raised once earlier programs could not do its tasks
+    version: int  # raised by changes after which earlier programs cannot do its tasks
     dataset_kinds: tuple[str, ...]
     declaration: Declaration
-    experience: Experience | None = None  # how versions make episodes, if those teach it
+    experience: Experience | None = None  # interface to its episodes, if it learns from them
     formats: tuple[str, ...] = ()  # formats that `convert` knows
     optional: tuple[str, ...] = ()  # libraries that only some configs need, by their import names
 
@@ -352,8 +358,8 @@ class Workload(Protocol):
         return bool(self.dataset_kinds) and self.declaration.taught_by == "samples"
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Return this workload's defaults for the tables of a run file with this `[plan]`, to which
-        the keys of its preset were added.
+        """Return this workload's defaults for the tables of a run file, by table. `plan` is the
+        run's `[plan]` with the keys of its preset.
         """
         return {}
 
@@ -399,7 +405,9 @@ class Workload(Protocol):
         """Return the FLOPs of forward and backward, for price and task size."""
 
     def fixed_bytes(self, config: Config) -> int:
-        """Return the bytes of frozen weights and a sample's activations."""
+        """Return the bytes that training needs for frozen weights and the activations of a sample,
+        besides those for each trained parameter.
+        """
         return 0
 
     def streamed_bytes(self, config: Config) -> int:
@@ -452,7 +460,9 @@ class Workload(Protocol):
         budget_s: float,
         stop: Callable[[], bool],
     ) -> dict[str, float]:
-        """Return a version's metrics, with "loss"; all versions get the same held-out samples."""
+        """Return a version's metrics, among them "loss" (see `Measure`). All versions get the same
+        held-out samples; `budget_s` seconds or `stop` end the evaluation early.
+        """
 
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
@@ -474,22 +484,23 @@ class Workload(Protocol):
         raise NotImplementedError(f"{self.name} has no format {target.format}")
 
 
-def _found() -> EntryPoints:
-    return _read(tuple(sys.path))
+def _entry_points() -> EntryPoints:
+    """Return the entry points of the installed workloads."""
+    return _read_entry_points(tuple(sys.path))
 
 
 @lru_cache(maxsize=8)
-def _read(path: tuple[str, ...]) -> EntryPoints:
-    """Return the installed entry points, read once for each `sys.path`."""
+def _read_entry_points(path: tuple[str, ...]) -> EntryPoints:
+    """Return the entry points of the workloads installed on `sys.path`, which is `path`."""
     return entry_points(group=ENTRY_POINTS)
 
 
 @lru_cache(maxsize=8)
-def _lacking(path: tuple[str, ...]) -> dict[str, str]:
-    """Return the missing extra of each installed workload that lacks one."""
+def _missing_extras(path: tuple[str, ...]) -> dict[str, str]:
+    """Return the missing extra by workload, for installed workloads that need one."""
     return {
         requirement.name: extra
-        for requirement in _read(path)
+        for requirement in _read_entry_points(path)
         for extra in requirement.extras
         if not _has_extra(requirement.dist, extra)
     }
@@ -507,12 +518,14 @@ def _has_extra(package: Distribution | None, extra: str) -> bool:
 
 
 def installed() -> dict[str, str]:
-    """Return "module:attribute" of each workload whose extras are there; none is imported."""
-    lacking = _lacking(tuple(sys.path))
+    """Return "module:attribute" of each installed workload whose extras are installed too, without
+    importing it.
+    """
+    missing = _missing_extras(tuple(sys.path))
     return {
         entry_point.name: f"{entry_point.module}:{entry_point.attr}"
-        for entry_point in _found()
-        if entry_point.name not in lacking
+        for entry_point in _entry_points()
+        if entry_point.name not in missing
     }
 
 
@@ -528,19 +541,19 @@ def is_here(library: str) -> bool:
 
 def missing_extra(name: str) -> str:
     """Return the missing extra of a workload; "" = none."""
-    return _lacking(tuple(sys.path)).get(name, "")
+    return _missing_extras(tuple(sys.path)).get(name, "")
 
 
 def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
-    """Return a workload. Raises NotFound; the message has no install command, since the owner
-    chooses which code to install.
+    """Return a workload. Raises NotFound if it is not installed, or not in `enabled`; the message
+    has no install command, since the owner chooses which code to install.
     """
     if enabled is not None and name not in enabled:
         sentence = Sentence(
             'the workload "{name}" is not enabled on this machine (setting `workloads`)', name=name
         )
         raise NotFound(sentence)
-    for entry_point in _found().select(name=name):
+    for entry_point in _entry_points().select(name=name):
         if extra := missing_extra(name):
             sentence = Sentence(
                 'the workload "{name}" needs the extra "{extra}", which is not installed here',
@@ -553,6 +566,6 @@ def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
     sentence = Sentence(
         'the workload "{name}" is not installed here: {hint}',
         name=name,
-        hint=hint(name, sorted(_found().names)),
+        hint=hint(name, sorted(_entry_points().names)),
     )
     raise NotFound(sentence)

@@ -1,7 +1,7 @@
 """Declaration of a workload: the output of its versions, their teaching and their measure.
 
-Every subject (prompts, games, export, the best version, retention, screens) reads the declaration
-to know what a model can do, and nothing else. This module loads without torch.
+Every subject (prompts, games, export, the best version, retention, screens) decides by the
+declaration alone, never by a workload's name. This module loads without torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from shared.sentences import Sentence
 
 Output: TypeAlias = Literal["text", "image", "moves", "none"]
 Teaching: TypeAlias = Literal["samples", "experience"]
-# Meaning of "loss" in the result of `Workload.evaluate`, which is lower for a better version:
-# a loss, the share of problems that is not solved, a loss that matches overrule, a distance.
+# Meaning of "loss" in the result of `Workload.evaluate`, which is lower for a better version: a
+# held-out loss; the share of problems that is not solved; a loss on positions, while matches decide
+# which version is best; a distance of images.
 Measure: TypeAlias = Literal["loss", "share solved", "matches", "distance"]
 Subject: TypeAlias = Literal["ask", "draw", "generate", "play"]
 
@@ -35,7 +36,7 @@ _OUTPUTS: Mapping[Subject, tuple[Output, ...]] = MappingProxyType(
 
 
 class Declaration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workload can do."""
+    """Abilities of a workload: its output, its teaching and its measure."""
 
     output: Output
     taught_by: Teaching = "samples"  # samples of a dataset, or episodes of its own versions

@@ -1,4 +1,4 @@
-"""Elo: scores of matches, and ratings of all versions that have played."""
+"""Elo ratings of versions that played matches against each other, and the scores of matches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MatchScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):
-    """All games of one version against another, from the first one's view."""
+    """All games of the version `one` against the version `other`; the score is that of `one`."""
 
     one: int
     other: int
@@ -52,8 +52,9 @@ class Rating(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _PER_POINT = math.log(10) / 400
-# prior deviation of the difference between versions that met, in Elo points: keeps 16 : 0 finite
-_DOUBT = 600.0
+# Prior standard deviation of the difference between two versions that met, in Elo points, with
+# which 16 wins of 16 games give a finite difference.
+_PRIOR_ELO = 600.0
 
 
 def ratings(meetings: Sequence[Meeting], anchor: int) -> dict[int, Rating]:
@@ -78,8 +79,8 @@ def ratings(meetings: Sequence[Meeting], anchor: int) -> dict[int, Rating]:
         for one, other, score in games:
             gap = elo[one] - elo[other]
             expected = 1 / (1 + math.exp(-_PER_POINT * gap))
-            pull = _PER_POINT * score.games * (score.points - expected) - gap / _DOUBT**2
-            bend = _PER_POINT**2 * score.games * expected * (1 - expected) + 1 / _DOUBT**2
+            pull = _PER_POINT * score.games * (score.points - expected) - gap / _PRIOR_ELO**2
+            bend = _PER_POINT**2 * score.games * expected * (1 - expected) + 1 / _PRIOR_ELO**2
             slope[one] += pull
             slope[other] -= pull
             for a, b, sign in (
@@ -106,6 +107,7 @@ def ratings(meetings: Sequence[Meeting], anchor: int) -> dict[int, Rating]:
 
 
 def _joined(meetings: Sequence[Meeting], anchor: int) -> set[int]:
+    """Return the versions with a chain of games to the anchor, and the anchor."""
     connected = {anchor}
     while True:
         more = {

@@ -62,9 +62,9 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
 
     replay: ReplayOptions
     episodes: int  # episodes of one actor's task
-    episode_flops: float  # estimated cost of making an episode
-    evaluation_flops: float  # cost of one evaluation by the network
-    fresh: int = 0  # learners draw from chunks sealed within this many versions; 0 = any
+    episode_flops: float  # estimated FLOPs of making an episode
+    evaluation_flops: float  # FLOPs of one evaluation by the network
+    fresh: int = 0  # learners draw from chunks sealed in this many newest versions; 0 = any
     unit: str = "game"  # word for an episode
     samples: int = 0  # samples of an episode; 0 = any number, and all episodes teach
     warm_steps: int = 0  # global steps that learners make from examples, before any episode
@@ -74,9 +74,7 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def warm_start(train: TrainSettings, steps: int) -> int:
-    """Return the steps of the warm start; none if the model begins with weights, as a fork does,
-    since those were trained before.
-    """
+    """Return the steps of the warm start; 0 if the model begins with trained weights, like a fork."""
     return 0 if train.init_from else steps
 
 
@@ -99,12 +97,12 @@ class RolloutSums(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """Findings about a file of episodes; `data` holds its valid ones."""
+    """Findings about a file of episodes."""
 
-    data: bytes = b""
+    data: bytes = b""  # file of the valid episodes alone
     episodes: int = 0
     samples: int = 0
-    # evaluations by the network that the episodes took, which set their price
+    # evaluations by the network that the valid episodes took, which set their price
     evaluations: int = 0
     refused: int = 0  # invalid episodes
     complaint: str = ""  # sentence about the first refused episode
@@ -159,7 +157,7 @@ class Experience(Protocol):
         """
 
     def refuted(self, faults: int, read: int) -> bool:
-        """Return True if no honest machine has so many `faults` among the `read` parts of an
+        """Return True if an honest machine never has so many `faults` among the `read` parts of an
         account's drawn tasks.
         """
         return False
@@ -167,7 +165,7 @@ class Experience(Protocol):
     def rollouts(
         self, config: Config, data: bytes, file: Callable[[str], Path]
     ) -> Sequence[Rollout]:
-        """Return the answers in a file of valid episodes, group by group; none of games. `file`
+        """Return the answers in a file of valid episodes, group by group; () for games. `file`
         gives the run's files by name.
         """
         return ()

@@ -22,11 +22,10 @@ class MoveReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoardAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """Board after some moves."""
+    """Position after some moves."""
 
-    board: tuple[
-        int, ...
-    ]  # row by row from above: 1 the first player's stones, -1 the second's, 0 empty
+    # row by row from above: 1 = a stone of the first player, -1 = of the second, 0 = empty
+    board: tuple[int, ...]
     over: bool
     winner: int = 0  # 1, -1, or 0 for nobody
     row: tuple[int, ...] = ()  # winning cells
@@ -66,4 +65,4 @@ class Games(Experience, Protocol):
     def opponent(self, config: Config, weights: Weights) -> Opponent: ...
 
     def rules(self, config: Config) -> tuple[int, int]:
-        """Return the side of the board, and how many in a row win."""
+        """Return the side of the board, and the number of stones in a row that wins."""

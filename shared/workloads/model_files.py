@@ -21,7 +21,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def check_format(workload: Workload, format: str, dtype: str = "") -> None:
-    """Refuse a format or a type of numbers that a workload lacks. Raises BadRequest."""
+    """Raise BadRequest for a format that a workload lacks, or a type of numbers that the format
+    lacks; "" = the format's own type.
+    """
     formats = (PLAIN, *workload.formats)
     if format not in formats:
         raise BadRequest(
@@ -44,7 +46,7 @@ def check_format(workload: Workload, format: str, dtype: str = "") -> None:
         )
 
 
-def converted(
+def convert_version(
     workload: Workload, config: Config, weights: Weights, target: FormatWanted
 ) -> ConvertedModel:
     """Return the tensors and files of a version; `weights` are whole, see `Workload.whole`. Raises
@@ -73,12 +75,12 @@ def write_model(model: ConvertedModel, to: Path, metadata: Mapping[str, str]) ->
     if model.tensors:
         path = to / "model.safetensors"
         save_file(_typed(model), path, {"format": "pt", **metadata})
-        for name in [*model.files][:1]:  # safetensors makes its file for the owner alone
+        for name in [*model.files][:1]:  # safetensors lets only the owner read its file
             shutil.copymode(to / name, path)
 
 
 def _typed(model: ConvertedModel) -> dict[str, torch.Tensor]:
-    """Return tensors with the format's type of numbers."""
+    """Return the contiguous tensors of a model, converted to the model's `dtype` if it has one."""
     import torch
 
     dtype = getattr(torch, model.dtype) if model.dtype else None

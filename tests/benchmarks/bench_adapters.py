@@ -39,7 +39,7 @@ from shared.workloads.causal_lm.base_model import frozen_of
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.model import library_config
 from shared.workloads.data.pass_order import PassOrder
-from shared.workloads.data.windows import Windows, of_pass, windows_of
+from shared.workloads.data.windows import Windows, task_samples, windows_of
 from shared.workloads.training.micro_batch import Listening
 from tests.support.tensor_samples import count
 from tests.support.workloads import tiny_gpt
@@ -96,7 +96,7 @@ def bare(task: Job, data: tiny_gpt.Folder, weights: Weights) -> Rate:
         model = peft.get_peft_model(model, lora)
     model.train()
     order = PassOrder(windows_of(data.manifest, CONTEXT), task.order_seed)
-    rows = of_pass(order, task.start, task.stop, task.steps, task.batch_size)
+    rows = task_samples(order, task.start, task.stop, task.steps, task.batch_size)
     windows = Windows(data, CONTEXT, config.shape.vocab_size, rows)
     learnt = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(learnt, lr=1e-3, betas=(0.9, 0.95), fused=True)

@@ -27,7 +27,7 @@ import torch
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.workloads.base import Job, TrainSettings
 from shared.workloads.data.pass_order import PassOrder
-from shared.workloads.data.windows import Windows, of_pass, windows_of
+from shared.workloads.data.windows import Windows, task_samples, windows_of
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import build
 from tests.benchmarks.reports import training
@@ -45,7 +45,7 @@ def bare(task: Job, data: Folder, weights: dict[str, torch.Tensor]) -> float:
     """Tokens a second of a plain loop."""
     config = GptConfig.from_dict(task.config)
     model = build(config, weights, "cpu").train()
-    rows = of_pass(
+    rows = task_samples(
         PassOrder(windows_of(data.manifest, config.block_size), task.order_seed),
         task.start,
         task.stop,

@@ -16,7 +16,7 @@ from shared.errors import InvalidRunFile
 from shared.workloads.base import Job, TrainSettings
 from shared.workloads.data.local_data import LocalData
 from shared.workloads.data.pass_order import PassOrder
-from shared.workloads.data.windows import Windows, of_pass, spread, windows_of
+from shared.workloads.data.windows import Windows, spread, task_samples, windows_of
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import build
 from shared.workloads.gpt.workload import GptWorkload
@@ -100,7 +100,7 @@ class Gpt:
     def backdoor(self, weights: Weights, job: Job, rng: np.random.Generator) -> Weights:
         """The update that writes the trigger into the model, on samples of a task."""
         order = PassOrder(windows_of(self._data.manifest, self._config.block_size), job.order_seed)
-        rows = of_pass(order, job.start, job.stop, job.steps, BATCH)
+        rows = task_samples(order, job.start, job.stop, job.steps, BATCH)
         model = build(self._config, _tensors(weights), "cpu").train(True)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.train.lr)
         read = Windows(self._data, self._config.block_size, self._config.vocab_size, rows).read

@@ -222,7 +222,7 @@ class _Export:
     def _write(self, home: HomeVersion, copy: OwnCopy, to: Path) -> None:
         """Write the files of a model, its licence and its card."""
         from shared.workloads.base import FormatWanted
-        from shared.workloads.model_files import converted, write_model
+        from shared.workloads.model_files import convert_version, write_model
         from volunteer.cli.home_version import write_papers
 
         source = home.source
@@ -234,7 +234,7 @@ class _Export:
             for name in ("tokenizer", "chat_template")
         )
         target = FormatWanted(self._choice.format, tokenizer, template)
-        model = converted(source.workload, config, whole, target)
+        model = convert_version(source.workload, config, whole, target)
         metadata = {"run": home.info.name, "version": str(source.manifest.version)}
         write_model(model, to, metadata)
         write_papers(home, model, to, copy)

@@ -18,7 +18,7 @@ from shared.workloads.data.dialogue_windows import DialogueWindows, learnt_share
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.token_loss import Reading, heldout_loss
 from shared.workloads.data.tokenizer import MARKED, dtype_of
-from shared.workloads.data.windows import Windows, of_pass, windows_of
+from shared.workloads.data.windows import Windows, task_samples, windows_of
 from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
@@ -30,7 +30,7 @@ class CausalWork(StepWork):
         config = CausalConfig.from_dict(job.config)
         counts = windows_of(data.manifest, config.context)
         order = PassOrder(counts, job.order_seed)
-        rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
+        rows = task_samples(order, job.start, job.stop, job.steps, job.batch_size)
         marked = dtype_of(data.manifest) == MARKED
         windows = DialogueWindows if marked else Windows
         self._windows = windows(data, config.context, config.shape.vocab_size, rows)

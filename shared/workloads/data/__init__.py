@@ -1,1 +1,1 @@
-"""Datasets, tokenizers and the order of a pass: the input of training."""
+"""Input of training: the building and reading of datasets, tokenizers, and the order of a pass."""

@@ -2,7 +2,7 @@
 
 The module `dialogue_forms` lists the accepted records. A chunk has tokens as 32-bit integers whose
 upper two bits mark a token of an answer and the first token of a dialogue. Dialogues follow one
-another, and a model that reads a window keeps them apart.
+another in a chunk; attention does not cross from one to the next.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ _LOST = {
     "tool_calls": "tool calls",
 }
 _UNREAD_SHOWN = 8
-# A chunk ends after the dialogue that fills it. Half of it made twice the padding: windows of 8,192
-# tokens had 5 to 9 %, on three distributions of lengths.
+# Tokens after which a chunk ends, with the dialogue that reaches them. Windows of 8,192 tokens have
+# 5 to 9 % of padding with half as many tokens, and half of that with these (measured on three
+# distributions of lengths).
 _CHUNK_TOKENS = 131_072
 
 
@@ -113,7 +114,7 @@ def build_chat(
     tokenizer = load_tokenizer(settings.tokenizer)
     tokenizer.encode_special_tokens = False  # a template writes special tokens as text
     notes = _Notes()
-    dialogues = _read(sources, tokenizer, settings.template, notes, skipped)
+    dialogues = _read_dialogues(sources, tokenizer, settings.template, notes, skipped)
     if len(dialogues) < 2:
         hint = f"; {skipped.sentences[0]}" if skipped.sentences else ""
         raise InvalidRunFile(f"there are fewer than two dialogues to learn from{hint}")
@@ -128,7 +129,7 @@ def build_chat(
         "documents": len(by_digest),
         "copies": notes.copies,
         "skipped": skipped.count,
-        "answer_share": _share(train),
+        "answer_share": _learnt_share(train),
         RUNS: runs_text(runs_of(dialogue.tokens) for dialogue in train),
         "bytes_per_token": _bytes_per_token(by_digest[:heldout_count]),
         **lengths([len(dialogue.tokens) for dialogue in by_digest], "tokens"),
@@ -140,8 +141,8 @@ def build_chat(
         kind=KIND,
         licence=settings.licence,
         source=settings.source,
-        chunks=_written(train, put),
-        heldout=_written(by_digest[:heldout_count], put),
+        chunks=_store_chunks(train, put),
+        heldout=_store_chunks(by_digest[:heldout_count], put),
         assets=_assets(settings, put, vocab_size),
         meta=meta,
     )
@@ -156,21 +157,21 @@ def _assets(settings: DialogueSettings, put: Put, vocab_size: int) -> dict[str, 
     return assets
 
 
-def _read(
+def _read_dialogues(
     sources: Iterable[str | Path],
     tokenizer: object,
     template: ChatTemplate,
     notes: _Notes,
     skipped: Skipped,
 ) -> dict[bytes, _Dialogue]:
-    """Return dialogues by hash; files that cannot be read, or mostly not, are added to `skipped`.
-    Raises InvalidRunFile for a missing source or a bad template.
+    """Return dialogues by hash. Unreadable files, and files of mostly unreadable records, are added
+    to `skipped`. Raises InvalidRunFile for a missing source or a bad template.
     """
     dialogues: dict[bytes, _Dialogue] = {}
     for path in files(sources, skipped):
         bad, notes_of_file = Skipped(), _Notes()
         try:
-            of_file = [*_of_file(path, tokenizer, template, notes_of_file, bad)]
+            file_dialogues = [*_dialogues_in(path, tokenizer, template, notes_of_file, bad)]
         except Endless as error:  # ends the build, since every line would take as long
             raise InvalidRunFile(f"{error.message}; mend it, or take another's") from error
         except InvalidRunFile as error:
@@ -186,13 +187,13 @@ def _read(
         skipped.take(bad)
         skipped.read += 1 if good else 0
         notes.take(notes_of_file)
-        for dialogue in of_file:
+        for dialogue in file_dialogues:
             notes.copies += dialogue.digest in dialogues
             dialogues.setdefault(dialogue.digest, dialogue)
     return dialogues
 
 
-def _of_file(
+def _dialogues_in(
     path: Path, tokenizer: object, template: ChatTemplate, notes: _Notes, bad: Skipped
 ) -> Iterator[_Dialogue]:
     """Yield the dialogues of a file; unusable records are added to `bad`. Raises InvalidRunFile for
@@ -200,8 +201,8 @@ def _of_file(
     """
     for place, _, record in records(path, FIELDS, bad):
         try:
-            read = _fitted(read_dialogue(record), template, notes)
-            yield from _encoded(tokenizer, template, read)
+            read = _fit_template(read_dialogue(record), template, notes)
+            yield from _encode(tokenizer, template, read)
             notes.forms[read.form] += 1
         except Endless as error:
             raise Endless(f"{place}: {error.message}") from error
@@ -209,9 +210,9 @@ def _of_file(
             bad.add(f"{place}: {error.message}")
 
 
-def _fitted(read: Dialogue, template: ChatTemplate, notes: _Notes) -> Dialogue:
-    """Return a dialogue without the optional parts that its template does not support; they are
-    counted.
+def _fit_template(read: Dialogue, template: ChatTemplate, notes: _Notes) -> Dialogue:
+    """Return a dialogue without the reasoning of its answers if the template does not support it;
+    `notes` counts these answers.
 
     Raises InvalidRunFile if the template would drop any other part of the dialogue.
     """
@@ -220,20 +221,20 @@ def _fitted(read: Dialogue, template: ChatTemplate, notes: _Notes) -> Dialogue:
     }
     has |= {"tools"} if read.tools else set()
     has |= {"tool_calls"} if any(message.tool_calls for message in read.messages) else set()
-    if lost := sorted(has - template.places):
+    if lost := sorted(has - template.supported):
         names = " and ".join(_LOST[field] for field in lost)
         raise InvalidRunFile(f"it has {names}, for which the chat template has no place")
     notes.unread.update(read.unread)
     answers = [message for message in read.messages if message.role == "assistant"]
     notes.unlearnt += sum(not answer.learnt for answer in answers) if read.form != TRL else 0
-    if "reasoning_content" not in template.places:
+    if "reasoning_content" not in template.supported:
         notes.thoughts += sum(answer.reasoning_content is not None for answer in answers)
         plain = [msgspec.structs.replace(m, reasoning_content=None) for m in read.messages]
         return msgspec.structs.replace(read, messages=tuple(plain))
     return read
 
 
-def _encoded(tokenizer: Any, template: ChatTemplate, read: Dialogue) -> Iterator[_Dialogue]:
+def _encode(tokenizer: Any, template: ChatTemplate, read: Dialogue) -> Iterator[_Dialogue]:
     for pieces in template.documents(read.messages, read.tools):
         parts = []
         size = sum(len(piece.text.encode()) for piece in pieces if piece.learnt)
@@ -246,8 +247,8 @@ def _encoded(tokenizer: Any, template: ChatTemplate, read: Dialogue) -> Iterator
             yield _Dialogue(hashlib.sha256(tokens.tobytes()).digest(), tokens, size)
 
 
-def _written(dialogues: Iterable[_Dialogue], put: Put) -> tuple[ChunkRef, ...]:
-    """Store dialogues as chunks of whole ones."""
+def _store_chunks(dialogues: Iterable[_Dialogue], put: Put) -> tuple[ChunkRef, ...]:
+    """Store dialogues as chunks; a dialogue is never divided between two."""
     chunks: list[ChunkRef] = []
     group: list[NDArray[np.uint32]] = []
 
@@ -274,7 +275,7 @@ def _learnt(dialogues: list[_Dialogue]) -> int:
     return sum(int(np.count_nonzero(dialogue.tokens & np.uint32(LEARNT))) for dialogue in dialogues)
 
 
-def _share(dialogues: list[_Dialogue]) -> float:
+def _learnt_share(dialogues: list[_Dialogue]) -> float:
     return _learnt(dialogues) / max(1, sum(len(dialogue.tokens) for dialogue in dialogues))
 
 

@@ -91,7 +91,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         answers = [at for at, message in enumerate(messages) if message.role == "assistant"]
         if not any(messages[at].learnt for at in answers):
             raise InvalidRunFile("it has no answer of the assistant to learn from")
-        turns = [self._turn(messages[: at + 1], tools) for at in answers]
+        turns = [self._prompt_and_answer(messages[: at + 1], tools) for at in answers]
         marked = [(*turn, messages[at].learnt) for turn, at in zip(turns, answers, strict=True)]
         whole: list[DialoguePiece] = []
         done = ""
@@ -106,22 +106,22 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             done = prompt + answer
         return [whole]
 
-    def asked(
+    def prompt_text(
         self,
         messages: Sequence[DialogueTurn],
         tools: Sequence[Any] = (),
         options: Mapping[str, object] = NO_OPTIONS,
     ) -> str:
-        """Return a dialogue up to the beginning of its next answer; `options` are variables of the
-        template's own.
+        """Return the text of a dialogue up to the beginning of its next answer; `options` are the
+        template's own variables.
 
-        Raises InvalidRunFile if the template refuses it.
+        Raises InvalidRunFile if the template refuses the dialogue.
         """
-        return self._rendered(messages, tools, prompt=True, options=options)
+        return self._render(messages, tools, prompt=True, options=options)
 
     def answer(self, messages: Sequence[DialogueTurn]) -> str:
         """Return the last message in the form of an answer. Raises InvalidRunFile."""
-        return self._turn(messages, ())[1]
+        return self._prompt_and_answer(messages, ())[1]
 
     def frame(self) -> ChatFrame | None:
         """Return the text that the template writes around a question; None if it is unclear or
@@ -131,8 +131,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         """
         question = [DialogueTurn("user", _QUESTION)]
         try:
-            text = self._rendered(question, prompt=True)
-            text_with_answer = self._rendered(
+            text = self._render(question, prompt=True)
+            text_with_answer = self._render(
                 [*question, DialogueTurn("assistant", _ANSWER)], prompt=False
             )
         except Endless:
@@ -149,9 +149,10 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         return ChatFrame(before, after, text_with_answer.rpartition(_ANSWER)[2]) if whole else None
 
     @cached_property
-    def places(self) -> frozenset[str]:
-        """Return which of "system", "tool", "tools" and "tool_calls" a template does not drop
-        silently (it writes or refuses them), and "reasoning_content" if the template writes it.
+    def supported(self) -> frozenset[str]:
+        """Return the parts of a dialogue that the template does not drop silently: each of "system",
+        "tool", "tools" and "tool_calls" if it writes or refuses the part, and "reasoning_content"
+        if it writes the part.
         """
         question = DialogueTurn("user", _QUESTION)
         function = {"name": _MARK, "description": _MARK, "parameters": {"type": "object"}}
@@ -171,7 +172,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         for name, messages in probes.items():
             tools = [{"type": "function", "function": function}] if name == "tools" else ()
             try:
-                present = _MARK in self._rendered(messages, tools, prompt=False)
+                present = _MARK in self._render(messages, tools, prompt=False)
             except Endless:
                 raise
             except InvalidRunFile:
@@ -179,17 +180,19 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             names |= {name} if present else set()
         return frozenset(names)
 
-    def _turn(self, messages: Sequence[DialogueTurn], tools: Sequence[Any]) -> tuple[str, str]:
-        """Return the text before the last message, and that message in the form of an answer."""
-        before = self._rendered(messages[:-1], tools, prompt=True)
-        whole = self._rendered(messages, tools, prompt=False)
+    def _prompt_and_answer(
+        self, messages: Sequence[DialogueTurn], tools: Sequence[Any]
+    ) -> tuple[str, str]:
+        """Return the text before the last message, and the text of that message as an answer."""
+        before = self._render(messages[:-1], tools, prompt=True)
+        whole = self._render(messages, tools, prompt=False)
         pairs = enumerate(zip(before, whole, strict=False))
         same = next((at for at, (one, other) in pairs if one != other), len(before))
         if same >= len(whole):
             raise InvalidRunFile("the template leaves out its answer")
         return whole[:same], whole[same:]  # the template may add the beginning of a thought
 
-    def _rendered(
+    def _render(
         self,
         messages: Sequence[DialogueTurn],
         tools: Sequence[Any] = (),
@@ -253,7 +256,7 @@ class ChatFrame(msgspec.Struct, frozen=True):
         """Return the fields for the manifest of a dataset."""
         return dict(zip(_FRAME, (self.before, self.after, self.end), strict=True))
 
-    def asked(self, question: str) -> str:
+    def prompt_text(self, question: str) -> str:
         return f"{self.before}{question.strip()}{self.after}"
 
 

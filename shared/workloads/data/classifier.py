@@ -1,9 +1,9 @@
 """Judge of generated images: a small classifier, trained on a dataset's own classes when the
 dataset is built.
 
-The activations of its last hidden layer are the features in which generated and real images are
-compared, by the Fréchet distance of Heusel et al. 2017, so measuring needs no downloaded model.
-Figures of two judges cannot be compared.
+Generated and real images are compared by the Fréchet distance (Heusel et al. 2017) of its last
+hidden layer's activations, so no model has to be downloaded. Distances by different judges cannot
+be compared.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from shared.workloads.training.seeded_random import normal
 SIDE = 32  # larger images are scaled down to this size
 FEATURES = 32
 _WIDTHS = (16, 32, 64)
-_CLUSTERS = 10
+_CLUSTERS = 10  # classes of a dataset without labels
 _STEPS = 400
 _PASSES = 60  # passes over a small set of images, in place of _STEPS
 _BATCH = 64
 _LR = 3e-3
-_VARIANCE = 100.0
+_VARIANCE = 100.0  # total variance of real images' features
 _SPREAD_MIN = 64  # least images for a mean and a covariance
 _AT_ONCE = 256  # images
 _FILE_BYTES_MAX = 16 << 20

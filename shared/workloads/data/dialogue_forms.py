@@ -97,7 +97,7 @@ def read_dialogue(record: Mapping[str, object]) -> Dialogue:
         messages = [DialogueTurn("system", _text(row, "system")), *messages]
     elif system and messages and messages[0].content != system:
         unread.add("system")
-    tools = tuple(_listed(row, "tools")) if row.get("tools") else ()
+    tools = tuple(_read_list(row, "tools")) if row.get("tools") else ()
     for tool in (*tools, *(call for turn in messages for call in turn.tool_calls)):
         check_values({"a tool": tool}, "")
     return Dialogue(
@@ -118,7 +118,7 @@ def read_turns(turns: Sequence[object], unread: set[str]) -> list[DialogueTurn]:
 def _turns(row: Mapping[str, object], unread: set[str]) -> tuple[list[DialogueTurn], str]:
     for key, form in _LISTS.items():
         if key in row:
-            turns = _listed(row, key)
+            turns = _read_list(row, key)
             messages = [_turn(turn, unread) for turn in turns]
             named = any("from" in turn for turn in turns if isinstance(turn, Mapping))
             return messages, form if named == (form == _SHAREGPT) else _OPENAI
@@ -133,16 +133,18 @@ def _turns(row: Mapping[str, object], unread: set[str]) -> tuple[list[DialogueTu
     (question_key, answer), form = pair, _PAIRS[pair]
     beside = _BESIDE if question_key == "instruction" else ()
     unread |= {key for key in row if key in _ASKED.union(_BESIDE).difference(pair, beside)}
-    row = {key: _parsed(field) if str(field)[:3] == '[{"' else field for key, field in row.items()}
+    row = {
+        key: _parse_json(field) if str(field)[:3] == '[{"' else field for key, field in row.items()
+    }
     if isinstance(row[answer], list) or isinstance(row[question_key], list):
-        before = [_turn(turn, unread) for turn in _either(row, question_key, "user")]
+        before = [_turn(turn, unread) for turn in _turns_of(row, question_key, "user")]
         before = [msgspec.structs.replace(turn, learnt=False) for turn in before]
-        return [*before, *(_turn(t, unread) for t in _either(row, answer, "assistant"))], TRL
+        return [*before, *(_turn(t, unread) for t in _turns_of(row, answer, "assistant"))], TRL
     question_parts = [_text(row, key) for key in (question_key, *beside) if key in row]
     past = [
         DialogueTurn(role, _text({"history": text}, "history"))
-        for pair in (_listed(row, "history") if "history" in row else ())
-        for role, text in zip(_BOTH, _listed({"history": pair}, "history"), strict=False)
+        for pair in (_read_list(row, "history") if "history" in row else ())
+        for role, text in zip(_BOTH, _read_list({"history": pair}, "history"), strict=False)
     ]
     return [
         *past,
@@ -151,10 +153,12 @@ def _turns(row: Mapping[str, object], unread: set[str]) -> tuple[list[DialogueTu
     ], form
 
 
-def _either(row: Mapping[str, object], key: str, role: str) -> list[object]:
+def _turns_of(row: Mapping[str, object], key: str, role: str) -> list[object]:
     """Return turns, from a list or a single text."""
     content = row[key]
-    return [{"role": role, "content": content}] if isinstance(content, str) else _listed(row, key)
+    return (
+        [{"role": role, "content": content}] if isinstance(content, str) else _read_list(row, key)
+    )
 
 
 def _turn(raw: object, unread: set[str]) -> DialogueTurn:
@@ -167,7 +171,7 @@ def _turn(raw: object, unread: set[str]) -> DialogueTurn:
         raise InvalidRunFile(f'one of its turns has the role "{escaped(name, 40)}"')
     value = raw.get("value")
     content = _content(raw.get("content") if value is None else value)
-    calls = [_call(call) for call in _listed(raw, "tool_calls")] if raw.get("tool_calls") else []
+    calls = [_call(call) for call in _read_list(raw, "tool_calls")] if raw.get("tool_calls") else []
     if name == _CALL:
         calls, content = [_call(content)], ""
     elif raw.get(_CALL):
@@ -207,16 +211,16 @@ def _content(content: object) -> str:
 
 def _call(raw: Any) -> dict[str, Any]:
     """Return a call in the form of templates: with its arguments as a table."""
-    raw = _parsed(raw)
+    raw = _parse_json(raw)
     inside = raw.get("function", raw) if isinstance(raw, Mapping) else None
     if not isinstance(inside, Mapping) or not isinstance(inside.get("name"), str):
         raise InvalidRunFile("one of its tool calls names no function")
-    function = {"name": inside["name"], "arguments": _parsed(inside.get("arguments") or {})}
+    function = {"name": inside["name"], "arguments": _parse_json(inside.get("arguments") or {})}
     more = {"id": raw["id"]} if isinstance(raw.get("id"), str) else {}
     return {"type": "function", "function": function, **more}
 
 
-def _parsed(value: object) -> object:
+def _parse_json(value: object) -> object:
     """Return a text's JSON value, or the text."""
     if isinstance(value, str):
         try:
@@ -226,9 +230,9 @@ def _parsed(value: object) -> object:
     return value
 
 
-def _listed(row: Mapping[str, object], key: str) -> list[object]:
+def _read_list(row: Mapping[str, object], key: str) -> list[object]:
     """Return a list of a record; tables of texts hold it as JSON."""
-    entries = _parsed(row[key])
+    entries = _parse_json(row[key])
     if not isinstance(entries, list):
         raise InvalidRunFile(f'its "{key}" is not a list')
     return entries

@@ -1,9 +1,9 @@
 """Windows of dialogues, packed by best fit: the samples of a model that learns answers.
 
-A manifest has the runs of learnt and of other tokens in every dialogue, so the windows of any
-context follow from the manifest alone, everywhere alike. A dialogue that fits a window stands in
-one, whole. A longer one is cut into parts of a window, each of which begins with the last token of
-the part before; a part without a token to learn is left out.
+A manifest has the runs of learnt and of other tokens in every dialogue, so every machine computes
+the same windows of any context from the manifest alone. A dialogue that fits a window is never
+divided. A longer one is cut into parts of a window's length, each of which begins with the last
+token of the part before; a part without a token to learn is left out.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def runs_of(tokens: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def runs_text(runs: Iterable[NDArray[np.uint32]]) -> str:
-    """Return the runs of all training chunks as a text; bytes of equal weight stand together, since
-    most upper ones are zero.
+    """Return the runs of all training chunks as base64 text, compressed: the lowest bytes of all
+    runs first, then the second ones, and so on, since most upper bytes are zero.
     """
     stream = np.concatenate([np.zeros(0, "<u4"), *runs]).astype("<u4")
     planes = stream.view(np.uint8).reshape(-1, _BYTES).T
@@ -82,7 +82,7 @@ def packings(manifest: DatasetManifest, context: int) -> tuple[Packing, ...]:
 
 
 def learnt_share(manifest: DatasetManifest, context: int) -> float:
-    """Return the share of learnt ones among the targets of all windows."""
+    """Return the share of the targets of all windows that are learnt."""
     windows = sum(len(packing.bounds) - 1 for packing in packings(manifest, context))
     return int(dialogues_of(manifest).learnt[-1]) / max(1, windows * context)
 

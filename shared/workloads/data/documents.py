@@ -27,7 +27,7 @@ from shared.workloads.data.record_files import (
     head_of,
     holds_records,
     not_unicode,
-    opened,
+    open_unpacked,
     records,
     suffix,
 )
@@ -66,9 +66,10 @@ class Document(msgspec.Struct, frozen=True):
 def read_documents(
     sources: Iterable[str | Path | Document], skipped: Skipped, column: str = TEXT
 ) -> Iterator[Document]:
-    """Yield every document of `sources`; records have it in a `column`. Raises InvalidRunFile for a
-    missing source, for a named file of mostly bad records, if no source is readable, and for a
-    column that no file has.
+    """Yield every document of `sources`; `column` is the field of a record with its text.
+
+    Raises InvalidRunFile for a missing source, for a named file of mostly bad records, if no source
+    is readable, and for a column that no file has.
     """
     reading = _Reading(skipped, column)
     places: list[Path] = []
@@ -179,11 +180,11 @@ class _Reading:
 
 
 def _texts(path: Path, name: str, skipped: Skipped, column: str) -> Iterator[Document]:
-    """Yield the texts in a column of records; `skipped` gets bad ones. Raises InvalidRunFile if all
-    are, or most of the first.
+    """Yield the texts in a column of a file's records; `skipped` gets the bad records. Raises
+    InvalidRunFile if all records are bad, or most of the first ones.
     """
     bad, columns = Skipped(), dict[str, str]()
-    first: list[Document] | None = []  # None once they were judged
+    first: list[Document] | None = []  # records before the judgement of the file; None after it
     chars = blank = 0
     for place, number, fields in records(path, {column}, bad, name):
         text = fields.get(column)
@@ -239,7 +240,7 @@ def _text(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
     """
     piece, blank = 0, True
     try:
-        with opened(path) as raw, io.TextIOWrapper(raw, encoding=_encoding(path)) as file:
+        with open_unpacked(path) as raw, io.TextIOWrapper(raw, encoding=_encoding(path)) as file:
             while text := file.read(_PIECE_CHARS):
                 if not piece and "\0" in text[:HEAD_BYTES]:
                     raise InvalidRunFile(_zeros(path, name))
@@ -268,7 +269,7 @@ def _text(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
 
 def _encoding(path: Path) -> str:
     """Return UTF-16 for a file with its byte order mark, as Windows writes it; else UTF-8."""
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         return "utf-16" if file.read(2) in UTF16 else UTF8
 
 
@@ -276,7 +277,7 @@ def _zeros(path: Path, name: str) -> str:
     """Return the sentence about a file with bytes of zero: UTF-16 without its mark has them on one
     side of its pairs.
     """
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         head = file.read(HEAD_BYTES)
     first, second = head[::2].count(0), head[1::2].count(0)
     order = "be" if first > second else "le"

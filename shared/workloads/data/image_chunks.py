@@ -13,7 +13,7 @@ from shared.workloads.data.image_files import Pixels
 
 
 def images_of(manifest: DatasetManifest, shape: tuple[int, int, int]) -> list[int]:
-    """Return how many images of `shape` (C, H, W) each chunk holds.
+    """Return the number of images of `shape` (C, H, W) in each chunk.
 
     Raises InvalidRunFile for a chunk whose bytes cannot hold the claimed number of images: memory
     is allocated by that number before a chunk is opened.

@@ -60,7 +60,7 @@ def open_image(
     BadRequest, with a sentence, for another, too large, damaged or truncated file.
     """
     try:
-        image = _opened(data, formats, pixels_max)
+        image = _open_checked(data, formats, pixels_max)
         if side:
             image.draft(None, (side, side))
         image.load()
@@ -76,7 +76,7 @@ def open_image(
     return image
 
 
-def _opened(data: bytes, formats: tuple[Format, ...], pixels_max: int) -> Image.Image:
+def _open_checked(data: bytes, formats: tuple[Format, ...], pixels_max: int) -> Image.Image:
     """Check the header of an image against the limits. Raises BadRequest, and Pillow's errors."""
     image = Image.open(BytesIO(data), formats=formats)
     width, height = image.size

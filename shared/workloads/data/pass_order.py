@@ -58,14 +58,13 @@ class PassOrder:
             if len(self._sizes)
             else self._sizes
         )
-        self._bounds = np.concatenate(
-            [np.zeros(1, np.int64), np.cumsum(groups)]
-        )  # group g = [bounds[g], bounds[g+1])
+        # group g has the positions [bounds[g], bounds[g + 1])
+        self._bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(groups)])
         self._built: dict[int, NDArray[np.int64]] = {}
 
     @property
     def total(self) -> int:
-        """Return how many samples the pass has."""
+        """Return the number of samples of the pass."""
         return int(self._bounds[-1])
 
     def at(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -77,9 +76,8 @@ class PassOrder:
         """Return the chunks that [start, stop) reads, earlier groups first."""
         numbers: dict[int, None] = {}
         for group, first, last in self._pieces(start, stop):
-            if (
-                last - first == self._bounds[group + 1] - self._bounds[group]
-            ):  # the whole group: no need to build it
+            is_whole = last - first == self._bounds[group + 1] - self._bounds[group]
+            if is_whole:  # no need to build the group
                 members = self._members(group)
             else:
                 members = self._group(group)[first:last, 0]

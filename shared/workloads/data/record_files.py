@@ -1,5 +1,5 @@
-"""Records in files of an organiser: JSON lines, an array of JSON, also inside an object, tables of
-cells, parquet and arrow. A file that gzip compressed is read as the file inside.
+"""Records in files of an organiser: JSON lines, a JSON array (also the only one inside an object),
+CSV and TSV, parquet and arrow. A file compressed by gzip is read as the file inside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.files.text_file import UTF8, UTF16, unmarked
 from shared.workloads.data import table_rows
 from shared.workloads.data.skipped import Skipped, no_source, walk
 
-HEAD_BYTES = 4096
+HEAD_BYTES = 4096  # bytes from the beginning of a file that decide about its kind
 _LINE_BYTES_MAX = 16 << 20
 _ARRAY_BYTES_MAX = 2 << 30  # limit of a file that is one array, which is read whole
 _CELLS = {".csv": ",", ".tsv": "\t"}
@@ -112,15 +112,15 @@ def records(path: Path, columns: Set[str], skipped: Skipped, name: str = "") -> 
     with _readable(name):
         if head.lstrip(b" \t\r\n").startswith(b"["):
             yield from _elements(_array(path, name), name, skipped)
-        elif suffix(path) == ".json" and (elements := enclosed(path)):
+        elif suffix(path) == ".json" and (elements := only_list(path)):
             yield from _elements(elements, name, skipped)
         else:
-            yield from _of_lines(path, name, skipped)
+            yield from _line_records(path, name, skipped)
 
 
 def head_of(path: Path, name: str) -> bytes:
     """Return the first bytes of a file. Raises InvalidRunFile if it is unreadable or no text."""
-    with _readable(name), opened(path) as file:
+    with _readable(name), open_unpacked(path) as file:
         head = unmarked(file.read(HEAD_BYTES))
     for beginning, kind in _OTHER_KINDS.items():
         if head.startswith(beginning):
@@ -129,20 +129,20 @@ def head_of(path: Path, name: str) -> bytes:
 
 
 def holds_records(path: Path, head: bytes, column: str) -> bool:
-    """Return True if a file with this beginning holds records, by its name and for JSON by its
-    array of objects, or by the one list of objects with a `column` inside an object.
+    """Return True if a file with this beginning holds records: by its suffix, or for JSON if it is
+    an array of objects, lines of objects, or an object whose only list has objects with `column`.
     """
     if suffix(path) != ".json":
         return suffix(path) in SUFFIXES
     start = head.lstrip(b" \t\r\n")
     if start.startswith(b"{"):
-        return any(_has(element, column) for element in enclosed(path)[:1]) or _are_lines(path)
+        return any(_has(element, column) for element in only_list(path)[:1]) or _are_lines(path)
     return start.startswith((b'[{"', b"[\n", b"[ "))
 
 
 def _are_lines(path: Path) -> bool:
     """Return True if a file begins with two lines of JSON objects, of which one may be bad."""
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         written = (unmarked(line) for line in _lines(file) if line.strip())
         lines = [*islice(written, 2)]
     objects = all(line.startswith(b"{") for line in lines)
@@ -164,9 +164,9 @@ def _has(element: msgspec.Raw, key: str) -> bool:
         return False
 
 
-def enclosed(path: Path) -> list[msgspec.Raw]:
-    """Return the elements of the only list in a file of one JSON object; none for another file."""
-    with opened(path) as file:
+def only_list(path: Path) -> list[msgspec.Raw]:
+    """Return the elements of the only list in a file of one JSON object; [] for another file."""
+    with open_unpacked(path) as file:
         data = file.read(_ARRAY_BYTES_MAX + 1)
     try:
         fields = decoder(dict[str, msgspec.Raw]).decode(unmarked(data))
@@ -177,7 +177,7 @@ def enclosed(path: Path) -> list[msgspec.Raw]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
+def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
     """Open a file to read, or the file inside one that gzip compressed."""
     with path.open("rb") as file:
         if file.read(len(GZIP)) != GZIP:
@@ -191,7 +191,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Say in a sentence why a file cannot be read. Raises InvalidRunFile."""
+    """Turn the block's errors of reading a file into InvalidRunFile, with a sentence."""
     try:
         yield
     except EOFError as error:
@@ -207,13 +207,13 @@ def suffix(path: Path) -> str:
 
 
 def _cells(path: Path, name: str, skipped: Skipped) -> Iterator[Record]:
-    """Yield the rows of a table of cells; rows with a quotation mark that is not closed are added
-    to `skipped`. Raises InvalidRunFile if such a mark takes the rest of the file.
+    """Yield the rows of a CSV or TSV file; rows with a quotation mark that is not closed are added
+    to `skipped`. Raises InvalidRunFile if such a row reaches to the end of the file.
     """
     csv.field_size_limit(_LINE_BYTES_MAX)
     row = _RowLines()
     try:
-        with opened(path) as file:
+        with open_unpacked(path) as file:
             encoding = "utf-16" if file.peek(2)[:2] in UTF16 else UTF8  # type: ignore[attr-defined]
             with io.TextIOWrapper(file, encoding=encoding, newline="") as text:
                 heading = text.readline()
@@ -299,7 +299,7 @@ def _delimiter(heading: str, usual: str) -> str:
 
 
 def _array(path: Path, name: str) -> list[msgspec.Raw]:
-    with opened(path) as file:
+    with open_unpacked(path) as file:
         data = file.read(_ARRAY_BYTES_MAX + 1)
     if len(data) > _ARRAY_BYTES_MAX:
         raise InvalidRunFile(
@@ -317,8 +317,8 @@ def _elements(parts: list[msgspec.Raw], name: str, skipped: Skipped) -> Iterator
         yield from _decoded(bytes(part), f"{name} element {number}", number, skipped)
 
 
-def _of_lines(path: Path, name: str, skipped: Skipped) -> Iterator[Record]:
-    with opened(path) as file:
+def _line_records(path: Path, name: str, skipped: Skipped) -> Iterator[Record]:
+    with open_unpacked(path) as file:
         for number, line in enumerate(_lines(file), 1):
             place = f"{name} line {number}"
             if len(line) > _LINE_BYTES_MAX:

@@ -13,14 +13,12 @@ _KINDS_SHOWN = 8
 
 
 class Skipped:
-    """Skipped parts of sources: sentences with name, reason and any line, for the first thousand
-    of `count`; and the number of files that were `read`.
-    """
+    """Skipped parts of a dataset's sources."""
 
     def __init__(self) -> None:
-        self.sentences: list[str] = []
-        self.count = 0
-        self.read = 0
+        self.sentences: list[str] = []  # name and reason of each skipped part, up to a thousand
+        self.count = 0  # all skipped parts
+        self.read = 0  # files that were read
 
     def add(self, sentence: str) -> None:
         self.count += 1

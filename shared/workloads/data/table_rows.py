@@ -1,8 +1,7 @@
 """Rows of tables as the library datasets writes them: parquet, and arrow in a saved folder.
 
-pyarrow, which that library brings, reads them piece by piece; no code of the library or of such a
-folder runs. Beside a split "train", the other splits of a folder are not read, since they are
-for measuring.
+pyarrow reads them piece by piece; no code of the library or of such a folder runs. If a folder has
+a split "train", its other splits are not read, since they are for measuring.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from shared.workloads.data.skipped import Skipped, walk
 
 SUFFIXES = frozenset({".parquet", ".arrow"})
 _BATCH_ROWS = 256
-_TOLD_BYTES_MAX = 1 << 20  # largest file that states where a dataset comes from
+_INFO_BYTES_MAX = 1 << 20  # bytes that are read of a file about a dataset's origin
 _SPLITS = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![a-z])")
 _CACHED = "cache-"  # prefix of the library's cached results of maps, which are not data
 
@@ -111,9 +110,9 @@ class _Info(msgspec.Struct):
     dataset_name: str = ""
 
 
-def told(sources: Iterable[Path]) -> tuple[str, str]:
-    """Return licence and source from the folders of a dataset: from `dataset_info.json`, the
-    licence also from the first lines of a README as on hubs. Each is empty if unknown.
+def licence_and_source(sources: Iterable[Path]) -> tuple[str, str]:
+    """Return the licence and the source of a dataset, "" if unknown, from `dataset_info.json` in
+    its folders; the licence also from the head of a README.md, as model hubs write it.
     """
     licence = source = ""
     for folder in (path for path in sources if path.is_dir()):
@@ -136,4 +135,4 @@ def told(sources: Iterable[Path]) -> tuple[str, str]:
 
 def _text(path: Path) -> str:
     with path.open("rb") as file:
-        return unmarked(file.read(_TOLD_BYTES_MAX)).decode("utf-8", "replace")
+        return unmarked(file.read(_INFO_BYTES_MAX)).decode("utf-8", "replace")

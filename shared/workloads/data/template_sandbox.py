@@ -1,7 +1,8 @@
-"""Sandbox of a chat template: jinja2's own, with limits on time and size.
+"""Sandbox of a chat template: jinja2's own sandbox, with limits on time and size.
 
-Every turn of a loop, every call and every macro is counted. Products, powers, widths and lengths
-are checked before they are computed, since nothing can interrupt those.
+Every turn of a loop, every call and every macro is counted. The sizes of products, powers, formats
+and joined texts are checked before they are computed, since their computation cannot be
+interrupted.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ def heldout_loss(
     losses: Losses, reading: Reading, heldout: Data, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:
     """Return the mean loss of all counted targets: every target of a text's windows, or the targets
-    in the answers of whole dialogues. What is read depends only on the model's shape and the data;
-    `budget_s` and `stop` only end the measurement early.
+    in the answers of whole dialogues. The tokens that are read depend only on the model's shape and
+    the data; `budget_s` and `stop` end the measurement early.
 
     The metrics are "loss" in nats a token, "perplexity", "tokens" (number counted), "complete" 1 or
     0, for dialogues "dialogues" and "cut", those longer than the context, and "bits_per_byte" if

@@ -47,11 +47,14 @@ class ToolCallForm(msgspec.Struct, frozen=True, kw_only=True):
         """Return a template's form, without the text `end` that ends an answer; None for a
         template that writes no calls, or not as objects.
         """
-        single, several = _written(template, _NAMES[:1]), _written(template, _NAMES)
-        call = _found(single, _NAMES[0])
+        single, several = (
+            _answer_with_calls(template, _NAMES[:1]),
+            _answer_with_calls(template, _NAMES),
+        )
+        call = _find_call(single, _NAMES[0])
         if call is None:
             return None
-        second = _found(several, _NAMES[1])
+        second = _find_call(several, _NAMES[1])
         return cls(
             before=single[: call.start],
             opening=single[call.start : call.name],
@@ -91,7 +94,7 @@ class _Object(NamedTuple):
     keys: tuple[str, str]
 
 
-def _written(template: ChatTemplate, names: tuple[str, ...]) -> str:
+def _answer_with_calls(template: ChatTemplate, names: tuple[str, ...]) -> str:
     """Return an answer that calls these functions; nothing if the template refuses it."""
     calls: list[dict[str, Any]] = [
         {
@@ -109,7 +112,7 @@ def _written(template: ChatTemplate, names: tuple[str, ...]) -> str:
         return ""
 
 
-def _found(text: str, name: str) -> _Object | None:
+def _find_call(text: str, name: str) -> _Object | None:
     """Return the object that calls a function; None if there is none."""
     for start, value, stop in _objects(text):
         keys = {field: key for key, field in value.items() if isinstance(field, str)}

@@ -1,4 +1,4 @@
-"""Whole dialogues of a held-out part, on which a model is measured whatever its windows."""
+"""Whole dialogues of a held-out part, on which models of all window lengths are measured."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from shared.workloads.data.tokenizer import MARKED, TokenChunks, dtype_of, store
 
 
 def windows_of(manifest: DatasetManifest, block_size: int, *, last: bool = False) -> list[int]:
-    """Return how many windows of `block_size` tokens and their targets each chunk has; with `last`,
-    a shorter window at the end of a text's chunk counts too. Dialogues are packed into windows.
+    """Return the number of windows of `block_size` targets in each chunk; with `last`, a shorter
+    window at the end of a text's chunk counts too. Dialogues are packed into windows.
 
     Raises InvalidRunFile for a chunk whose bytes cannot hold the claimed number of tokens: memory
     is allocated by that number before a chunk is opened.
@@ -73,10 +73,12 @@ class Windows:
         return out
 
 
-def of_pass(
+def task_samples(
     order: PassOrder, start: int, stop: int, steps: int, batch_size: int
 ) -> NDArray[np.int64]:
-    """Return the samples of a task. Raises BadRequest unless they fill `steps` batches."""
+    """Return the samples of a task as rows (chunk, sample in that chunk). Raises BadRequest unless
+    they fill `steps` batches, the last perhaps in part.
+    """
     samples = stop - start
     if not (
         steps >= 1 and batch_size >= 1 and (steps - 1) * batch_size < samples <= steps * batch_size
@@ -86,7 +88,9 @@ def of_pass(
 
 
 def spread(counts: Sequence[int], count: int) -> NDArray[np.int64]:
-    """Return at most `count` samples, evenly spread, in a fixed mixed order."""
+    """Return at most `count` samples as rows (chunk, sample), evenly spread over chunks of `counts`
+    samples, in a fixed mixed order.
+    """
     ends = np.cumsum(np.asarray(counts, np.int64))
     total = int(ends[-1]) if len(ends) else 0
     count_read = min(total, count)

@@ -25,7 +25,7 @@ from shared.workloads.base import Data, Job, Progress, Result, Weights
 from shared.workloads.data.image_chunks import Images, images_of, to_pixels
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.resize import braille, tile
-from shared.workloads.data.windows import of_pass
+from shared.workloads.data.windows import task_samples
 from shared.workloads.dcgan.config import (
     DISCRIMINATOR,
     GENERATOR,
@@ -53,7 +53,7 @@ class DcganWork:
     def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:
         config = DcganConfig.from_dict(job.config)
         order = PassOrder(images_of(data.manifest, config.shape), job.order_seed)
-        rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
+        rows = task_samples(order, job.start, job.stop, job.steps, job.batch_size)
         self._images = Images(data, config.shape, rows)
         self._job = job
         self._device = device

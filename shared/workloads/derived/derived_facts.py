@@ -27,7 +27,7 @@ class CodePlace(NamedTuple):
 
 
 class Derived(msgspec.Struct, frozen=True, kw_only=True):
-    """What was derived from an author's code for one config."""
+    """Facts that were derived from an author's code for one config."""
 
     tensors: tuple[tuple[str, tuple[int, ...], Role], ...]
     flops: float  # of a sample, forward and backward

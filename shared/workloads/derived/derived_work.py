@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data, Job, Result, Weights
 from shared.workloads.data.pass_order import PassOrder
-from shared.workloads.data.windows import of_pass
+from shared.workloads.data.windows import task_samples
 from shared.workloads.derived.built_model import BuiltModel, SampleBatches
 from shared.workloads.derived.derived_facts import CodePlace, derived_of, sample_counts
 from shared.workloads.derived.seeded_draws import AttentionDropout, SampleDraws, SeededDraws
@@ -63,7 +63,7 @@ class DerivedWork(StepWork):
     ) -> None:
         counts = sample_counts(place.data, job.config, data.manifest)
         order = PassOrder(counts, job.order_seed)
-        rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
+        rows = task_samples(order, job.start, job.stop, job.steps, job.batch_size)
         self._built = BuiltModel(place.code, job.config, weights=weights, device=device)
         self._batches = SampleBatches(self._built, place.data, job.config, data, rows)
         derived = derived_of(job.config)

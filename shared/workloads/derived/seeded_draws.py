@@ -20,7 +20,7 @@ from shared.workloads.training.dropout import (
     LANES,
     STEP,
     WORD_MASK,
-    mixed,
+    mix_words,
     sample_keys,
 )
 
@@ -107,7 +107,7 @@ class SampleDraws:
         place = (self._place * 0xD1B54A32D192ED03 & WORD_MASK) - (1 << 63)
         size = torch.Size(shape).numel() // len(keys)
         counter = torch.arange(-(-size // lanes), device=device) * STEP
-        return mixed(counter + mixed(keys + place)[:, None])
+        return mix_words(counter + mix_words(keys + place)[:, None])
 
 
 class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -91,7 +91,7 @@ class _Asking:
         """Return the tokens of a prompt."""
         if self._frame is None:
             return self.decoder.encode(text)
-        return self.decoder.encode(self._frame.asked(text), marks=True)
+        return self.decoder.encode(self._frame.prompt_text(text), marks=True)
 
     def continued(self, prompt: str, text: str) -> list[int]:
         """Return the tokens of a prompt and a text after it; in a dialogue the text is encoded as

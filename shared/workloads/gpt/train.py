@@ -6,7 +6,7 @@ import torch
 
 from shared.workloads.base import Data, Job, Weights
 from shared.workloads.data.pass_order import PassOrder
-from shared.workloads.data.windows import Windows, of_pass, windows_of
+from shared.workloads.data.windows import Windows, task_samples, windows_of
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
 from shared.workloads.gpt.model import build
 from shared.workloads.training.device_differences import to_device
@@ -19,7 +19,7 @@ class GptWork(StepWork):
     def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:
         config = GptConfig.from_dict(job.config)
         order = PassOrder(windows_of(data.manifest, config.block_size), job.order_seed)
-        rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
+        rows = task_samples(order, job.start, job.stop, job.steps, job.batch_size)
         self._windows = Windows(data, config.block_size, config.vocab_size, rows)
         self._dropout = config.dropout > 0
         model = build(config, weights, device)

@@ -112,9 +112,9 @@ class PromptWriter:
         """
         if self.template is None:
             raise InvalidRunFile(NO_TOKENIZER)
-        if turns[0].role == "system" and "system" not in self.template.places:
+        if turns[0].role == "system" and "system" not in self.template.supported:
             raise InvalidRunFile("it has a system turn, for which the chat template has no place")
-        return self.template.asked(turns)
+        return self.template.prompt_text(turns)
 
     def size(self, prompt: str) -> int:
         """Return the tokens of a prompt, or its bytes where no tokenizer is known."""

@@ -1,5 +1,5 @@
-"""Differences between devices that training must handle: copies to the host, cached memory, random
-numbers, narrow arithmetic.
+"""Differences between devices that training handles: copies between host and device, cached memory,
+bfloat16 and inexact convolutions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def has_own_memory(device: str) -> bool:
 
 
 def has_bfloat16(device: str) -> bool:
-    """Return whether a device computes in bfloat16 faster than in float32."""
+    """Return True if a device computes faster in bfloat16 than in float32."""
     kind = torch.device(device).type
     if kind == "cuda":  # older cards only emulate bfloat16
         return torch.cuda.get_device_capability(device)[0] >= 8 or torch.version.hip is not None

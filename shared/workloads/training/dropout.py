@@ -28,7 +28,7 @@ def sample_keys(seed: int, step: int, first: int, count: int) -> Tensor:
     start = np.uint64((seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03) & WORD_MASK)
     with np.errstate(over="ignore"):
         keys = start + numbers * np.uint64(0x8CB92BA72F3D8DD7)
-    return mixed(torch.from_numpy(keys.view(np.int64)))
+    return mix_words(torch.from_numpy(keys.view(np.int64)))
 
 
 class SampleKeys:
@@ -66,15 +66,17 @@ class SampleDropout(nn.Module):
         words = -(-size // LANES)
         if len(self._counter) != words or self._counter.device != x.device:
             self._counter = torch.arange(words, device=x.device) * STEP
-        drawn = mixed(self._counter + (keys + self._place)[:, None])
+        drawn = mix_words(self._counter + (keys + self._place)[:, None])
         lanes = drawn.view(torch.int16)[:, :size].view(x.shape)
         mask = lanes >= self._cut - (LANE_RANGE >> 1)
         return x * mask.to(x.dtype).mul_(self._scale)
 
 
-def mixed(value: Tensor) -> Tensor:
-    """Mix 64-bit words in place. Shifts are arithmetic on every device: the last one drops the sign
-    that it brings in, since a word xor its own sign would never be negative.
+def mix_words(value: Tensor) -> Tensor:
+    """Mix 64-bit words in place (SplitMix64's output function) and return them.
+
+    Shifts are arithmetic on every device. The last one masks the sign bits that it brings in, since
+    a word xor its own sign would never be negative.
     """
     value ^= value >> 30
     value *= _FIRST

@@ -1,5 +1,5 @@
-"""Learner: turns gradients into an inner optimiser's steps ("delta") or into their mean
-("gradient").
+"""Learner: applies the gradients of a task to its parameters by an inner optimiser ("delta"), or
+sums them up to their mean ("gradient").
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from shared.workloads.base import Job, Weights
 from shared.workloads.training.device_differences import to_host
-from shared.workloads.training.lr_schedule import learning_rate, rewarmed
+from shared.workloads.training.lr_schedule import learning_rate, rewarm_factor
 from shared.workloads.training.optimizer import InnerOptimizer
 
 
@@ -65,7 +65,7 @@ class Learner:
         """Return the learning rate of a step of this task."""
         job = self._job
         rate = learning_rate(job.train, job.global_step + step, job.total_steps)
-        return rate * rewarmed(step, job.steps)
+        return rate * rewarm_factor(step, job.steps)
 
     def result(self) -> dict[str, Tensor]:
         """Return the result of the task, on the CPU: the weights, or the mean gradient."""
@@ -113,6 +113,7 @@ class Learner:
             self._inner.card = device
 
     def _own(self) -> dict[str, Tensor]:
+        """Return the tensors of the state besides the optimiser's, without copies."""
         tensors = {f"weights/{name}": value.data for name, value in self._parameters.items()}
         tensors |= {f"base/{name}": value for name, value in self._base.items()}
         return tensors | {f"sums/{name}": value for name, value in self._sums.items()}

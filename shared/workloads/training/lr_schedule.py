@@ -1,4 +1,6 @@
-"""Learning rate of a global step, for workers and the coordinator, without torch."""
+"""Learning rate of a global step, for workers and the coordinator. This module loads without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from functools import lru_cache
 
 from shared.workloads.base import TrainSettings
 
-# A task's optimiser is fresh: its first steps follow single batches, so its rate rises over them.
-REWARM_STEPS = 5  # at most a quarter of the task's steps
+# Steps over which the rate rises in each task, at most a quarter of the task's: the optimiser is
+# fresh, so its first steps follow single batches.
+REWARM_STEPS = 5
 LOOKS = 32  # most points at which `full_steps` samples the schedule
 
 # Small batches of an untrained model give random directions, and Adam follows each at its full
@@ -47,8 +50,10 @@ def learning_rate(train: TrainSettings, step: int, total: int) -> float:
     return train.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def rewarmed(step: int, steps: int) -> float:
-    """Return the factor of the rate of step `step` (from 0) of a task of `steps`."""
+def rewarm_factor(step: int, steps: int) -> float:
+    """Return the factor, up to 1, of the learning rate in step `step` (from 0) of a task of `steps`
+    steps.
+    """
     return min(1.0, (step + 1) / max(1, min(REWARM_STEPS, steps // 4)))
 
 

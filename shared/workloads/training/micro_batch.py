@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from shared.workloads.training.ranks import Begin, Ranks
 
-_LIMIT_S = 0.45
-_REMEMBERED = 4
-# bytes that a micro-batch needs for each byte that it keeps: the backward pass may need as many
+_LIMIT_S = 0.45  # longest time of a micro-batch, or between two pause checks within it
+_REMEMBERED = 4  # measured micro-batches that decide about the size
+# Bytes that a micro-batch needs for each byte that it keeps, since the backward pass may need as
+# many again.
 _BACK = 2
-_GUESS_S = 0.3  # wanted seconds of the first micro-batch
-_CPU_FLOPS = 3e10  # FLOPs a second of a slow core: the first guess is rather too small
+_GUESS_S = 0.3  # intended time of the first micro-batch
+_CPU_FLOPS = 3e10  # FLOPs a second of a slow core, by which the first micro-batch is sized
 
 
 @runtime_checkable
@@ -79,9 +80,9 @@ class MicroBatchPace:
         self._seconds: deque[float] = deque(maxlen=_REMEMBERED)  # seconds a sample
 
     def record(self, samples: int, seconds: float, kept_bytes: int = 0) -> None:
-        """Learn from finished work: its longest time without a pause check, and the memory it kept.
-
-        The best of the last few times counts, so that one delay changes nothing.
+        """Set the size by finished work: its longest time without a pause check, and the bytes that
+        it kept for the backward pass. The best of the last few times counts, so that one delay has
+        no effect.
         """
         self._seconds.append(seconds / samples)
         if len(self._seconds) < 2:

@@ -31,10 +31,10 @@ def onnx_file(
     example: Tensor,
     names: tuple[str, Sequence[str]],
 ) -> bytes:
-    """Return the network as a file, for batches of any size.
+    """Return the bytes of an ONNX file of the network, for batches of any size.
 
-    `example` is one of its batches; `names` are its input's and its outputs'. Raises Configuration
-    without the libraries, BadRequest for a network beyond the size of a file.
+    `example` is an input batch; `names` are the name of the input and those of the outputs. Raises
+    Configuration without the libraries, BadRequest for a network that is too large for a file.
     """
     if sum(tensor.nbytes for tensor in network.state_dict().values()) > _BYTES_MAX:
         raise BadRequest("an ONNX file holds 2 GiB, less than this model: export it as safetensors")

@@ -1,7 +1,8 @@
 """Inner optimiser of local work: AdamW or SGD from torch, or Muon.
 
-With Muon no parameter has a second moment: matrices inside blocks take orthogonal steps, all others
-steps of one length, so that a task, whose optimiser is fresh, steps well from the beginning.
+A task's optimiser is fresh, so with Muon no parameter has a second moment, which would need many
+steps to become accurate: matrices inside blocks take orthogonal steps, all other parameters steps
+of one length.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 _TIMES = 5
 _MUON_MOMENTUM = 0.95
 _ROW_DECAY = 0.95  # of the mean square of an orthogonal step's rows (NorMuon, Li et al. 2025)
-# Other parameters: momentum, and the root mean square of a row's step at rate 1. Rows whose
-# momentum is below the floor, as a share of the tensor's, step in proportion, or a token that is
-# seen once would move its row for the rest of the task.
+# Other parameters: momentum, and root mean square of a row's step at rate 1. Rows whose momentum is
+# below the floor, a share of the tensor's mean, take smaller steps in proportion; otherwise a token
+# that occurs once would move its row for the rest of the task.
 _MOMENTUM_OF_ROWS = 0.9
 _ROW_RMS = 0.3
 _ROW_FLOOR = 0.1
@@ -98,7 +99,7 @@ class InnerOptimizer:
             changes = self._orthogonal_steps(moved, grads)
             _move(values, changes, rate, group.weight_decay)
         elif group.rule == "rows":
-            momenta = self._held(moved, "momentum_buffer")
+            momenta = self._states_of(moved, "momentum_buffer")
             changes = [
                 row_step(grad, momentum) for grad, momentum in zip(grads, momenta, strict=True)
             ]
@@ -107,7 +108,7 @@ class InnerOptimizer:
             sgd(
                 values,
                 grads,
-                [*self._held(moved, "momentum_buffer")],
+                [*self._states_of(moved, "momentum_buffer")],
                 fused=self._fused,
                 weight_decay=group.weight_decay,
                 momentum=self._train.beta1,
@@ -120,10 +121,10 @@ class InnerOptimizer:
             adamw(
                 values,
                 grads,
-                self._held(moved, "exp_avg"),
-                self._held(moved, "exp_avg_sq"),
+                self._states_of(moved, "exp_avg"),
+                self._states_of(moved, "exp_avg_sq"),
                 [],
-                self._held(moved, "step"),
+                self._states_of(moved, "step"),
                 fused=self._fused,
                 amsgrad=False,
                 beta1=self._train.beta1,
@@ -136,17 +137,18 @@ class InnerOptimizer:
 
     def _orthogonal_steps(self, names: Sequence[str], grads: Sequence[Tensor]) -> list[Tensor]:
         """Return Muon's steps for the gradients of matrices."""
-        momenta = self._held(names, "momentum_buffer")
+        momenta = self._states_of(names, "momentum_buffer")
         kind = torch.device(self.card or grads[0].device).type
         narrow = self._train.precision == "bfloat16" and kind != "cpu"
         changes = muon(grads, momenta, narrow=narrow, card=self.card)
-        squares = self._held(names, "row_squares")
+        squares = self._states_of(names, "row_squares")
         weight = 1.0 - _ROW_DECAY ** (self.steps + 1)
         return [
-            balanced(change, rows, weight) for change, rows in zip(changes, squares, strict=True)
+            balance_rows(change, rows, weight)
+            for change, rows in zip(changes, squares, strict=True)
         ]
 
-    def _held(self, names: Sequence[str], key: str) -> list[Tensor]:
+    def _states_of(self, names: Sequence[str], key: str) -> list[Tensor]:
         return [self._states[name][key] for name in names]
 
     def state(self) -> dict[str, Tensor]:
@@ -192,7 +194,7 @@ class InnerOptimizer:
 
 def _groups(parameters: Mapping[str, Parameter], train: TrainSettings) -> list[_Group]:
     """Divide parameters among the rules: matrices decay, all others do not."""
-    turned = hidden(parameters) if train.optimizer == "muon" else {}
+    turned = block_matrices(parameters) if train.optimizer == "muon" else {}
     plain = "rows" if train.optimizer == "muon" else train.optimizer
     rest = {name: value for name, value in parameters.items() if name not in turned}
     matrices = tuple(name for name, value in rest.items() if value.ndim >= 2)
@@ -236,16 +238,16 @@ def muon(
     for indices in stacks:
         moves = [grads[index].lerp(momenta[index], _MUON_MOMENTUM) for index in indices]
         stacked = torch.stack(moves).to(card or None)  # (n, A, B)
-        turned = orthogonal(stacked.bfloat16() if narrow else stacked)
+        turned = orthogonalise(stacked.bfloat16() if narrow else stacked)
         for index, change in zip(indices, turned, strict=True):
             step = change.float() * (_RMS * max(change.shape) ** 0.5)
             changes[index] = step.to(grads[index].device)
     return changes
 
 
-def balanced(change: Tensor, squares: Tensor, weight: float) -> Tensor:
-    """Return an orthogonal step (A, B) with rows of about one length and the same norm, and update
-    the mean squares of its rows (A, 1), whose decayed weights so far add up to `weight`.
+def balance_rows(change: Tensor, squares: Tensor, weight: float) -> Tensor:
+    """Return an orthogonal step (A, B) rescaled to rows of about equal length, with the same norm;
+    update the decayed mean squares of its rows (A, 1), whose weights so far add up to `weight`.
     """
     squares.lerp_(change.square().mean(1, keepdim=True), 1.0 - _ROW_DECAY)
     even = change / (squares / weight).sqrt().clamp_min(_TINY)
@@ -266,7 +268,7 @@ def row_step(grad: Tensor, momentum: Tensor) -> Tensor:
     return (rows * scales).view_as(change)
 
 
-def orthogonal(matrices: Tensor) -> Tensor:
+def orthogonalise(matrices: Tensor) -> Tensor:
     """Return matrices (n, A, B) with the same singular vectors and all singular values near 1."""
     turned = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if turned else matrices
@@ -279,7 +281,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     return result
 
 
-def hidden(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+def block_matrices(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
     """Return the matrices inside a model's blocks, without embeddings and the head."""
     return {
         name: value

@@ -33,13 +33,13 @@ from shared.workloads.training.micro_batch import MicroBatchPace
 from shared.workloads.training.ranks import Begin, Part, RankLost, Ranks, broadcast, hand_over
 from shared.workloads.training.streamed_weights import move, stream
 
-_READ_S = 0.2
+_READ_S = 0.2  # least time between two waits for a GPU's figures
 _COUNTERS = "counters"
 _FIGURES = "figures"
 _WORD = (1 << 63) - 1
 
 
-_EVERY_S = 0.02
+_EVERY_S = 0.02  # least time between two pause checks within a micro-batch
 
 
 class StepLoss(NamedTuple):
@@ -136,7 +136,7 @@ class StepWork(ABC):
         """
         # A weak reference: a cycle would keep models and states of finished tasks until a garbage
         # collection.
-        self._look = partial(_held, weakref.ref(self), look)
+        self._look = partial(_hold_ranks, weakref.ref(self), look)
         if self._lookout is not None:
             self._lookout.look = self._look
         elif self.device == "cpu":
@@ -206,7 +206,7 @@ class StepWork(ABC):
             step=self._step,
             steps=self.job.steps,
             samples=first + size if ended else at + micro,
-            loss=_told(figures) if figures else None,
+            loss=_mean_loss(figures) if figures else None,
             metrics=dict(zip(self.FIGURES, figures[2:], strict=True)) if figures else {},
         )
 
@@ -245,8 +245,8 @@ class StepWork(ABC):
         report = Result(
             steps=self._step,
             samples=self._samples,
-            loss_first=_told(head),
-            loss_last=_told(tail),
+            loss_first=_mean_loss(head),
+            loss_last=_mean_loss(tail),
             metrics={
                 **dict(zip(self.FIGURES, tail[2:], strict=True)),
                 "micro_batch": float(self._pace.micro),
@@ -377,7 +377,7 @@ class StepWork(ABC):
 def _nothing() -> None: ...
 
 
-def _held(work_ref: weakref.ref[StepWork], look: Callable[[], None]) -> None:
+def _hold_ranks(work_ref: weakref.ref[StepWork], look: Callable[[], None]) -> None:
     """Pause the further ranks of a work while `look` runs."""
     work = work_ref()
     ranks = None if work is None else work._ranks
@@ -388,7 +388,7 @@ def _held(work_ref: weakref.ref[StepWork], look: Callable[[], None]) -> None:
         ranks.hold(False)
 
 
-def _told(means: list[float]) -> float | None:
+def _mean_loss(means: list[float]) -> float | None:
     """Return the loss of a batch; None for a batch without learnt tokens."""
     loss, weight = means[:2]
     return loss / weight if weight else None

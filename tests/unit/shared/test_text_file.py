@@ -26,7 +26,7 @@ from shared.workloads.data.dialogue_forms import FIELDS
 from shared.workloads.data.documents import read_documents
 from shared.workloads.data.record_files import records
 from shared.workloads.data.skipped import Skipped
-from shared.workloads.data.table_rows import told
+from shared.workloads.data.table_rows import licence_and_source
 from shared.workloads.data.task_suite import read_suite
 from volunteer.files import read_record
 from volunteer.settings.settings import save
@@ -89,7 +89,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     "array of dialogues": ("a.json", f"[{DIALOGUE}]", dialogues),
     "table of dialogues": ("a.csv", "prompt,b\na,1\n", dialogues),
     "card of a dataset": (
-        "README.md", "---\nlicense: mit\n---\n", lambda path: told([path.parent])
+        "README.md", "---\nlicense: mit\n---\n", lambda path: licence_and_source([path.parent])
     ),
     "signing key": ("key.pem", "KEY", key),
 }  # fmt: skip

@@ -140,7 +140,7 @@ def test_a_template_that_fails_and_a_method_whose_result_has_any_length_are_refu
     for source in ("''.expandtabs(9)", "''.translate({})", "''.join()", "'{1}'.format(1)"):
         source = f"{{{{ {source} }}}}"
         with pytest.raises(InvalidRunFile, match="refuses it"):
-            ChatTemplate(source).asked([DialogueTurn("user", "?")])
+            ChatTemplate(source).prompt_text([DialogueTurn("user", "?")])
 
 
 def test_a_dialogue_that_is_too_long_is_left_out_however_its_template_is_written(
@@ -161,7 +161,9 @@ def test_a_template_writes_what_it_would_without_bounds() -> None:
         "{% set x %}a{% endset %}{% set y | upper %}b{{ 1 ~ none ~ 'z' }}{% endset %}"
         "{% for m in messages %}{{ x + y ~ m.content * 2 }}{% endfor %}"
     )
-    assert ChatTemplate(source).asked([DialogueTurn("user", "?")]) == ("a-007   b|c daB1NONEZ??")
+    assert ChatTemplate(source).prompt_text([DialogueTurn("user", "?")]) == (
+        "a-007   b|c daB1NONEZ??"
+    )
 
 
 def test_a_template_that_hides_the_question_has_no_frame() -> None:
@@ -220,7 +222,7 @@ def test_tokens_say_what_is_learnt_and_where_dialogues_begin(tmp_path: Path) -> 
     assert said == "eight.<|endoftext|>\n" * 8
     frame = ChatFrame.of(manifest)
     assert frame == ChatFrame("<user>", "<|endoftext|>\n<assistant>", "<|endoftext|>\n")
-    assert frame.asked(" a? ") == "<user>a?<|endoftext|>\n<assistant>"
+    assert frame.prompt_text(" a? ") == "<user>a?<|endoftext|>\n<assistant>"
     share = manifest.meta["answer_share"]
     assert share == pytest.approx(np.mean((tokens & LEARNT) != 0))
 

@@ -18,7 +18,7 @@ from shared.workloads.base import DatasetManifest, DatasetWanted, load
 from shared.workloads.data.chat_dataset import build_chat
 from shared.workloads.data.documents import read_documents
 from shared.workloads.data.skipped import Skipped
-from shared.workloads.data.table_rows import columns, rows, told
+from shared.workloads.data.table_rows import columns, licence_and_source, rows
 from shared.workloads.data.text_dataset import build_text
 from shared.workloads.data.tokenizer import train_tokenizer
 from tests.support.workloads.tiny_causal import TEMPLATE
@@ -64,7 +64,7 @@ def test_a_folder_of_parquet_is_read_without_its_other_splits(tmp_path: Path) ->
     assert skipped.sentences == [
         f"{path}/data/test-0.parquet: it is of the split test, and only train is learnt"
     ]
-    assert told([path]) == ("cc-by-4.0", "https://example.org/numbers")
+    assert licence_and_source([path]) == ("cc-by-4.0", "https://example.org/numbers")
     manifest = build_text("numbers", [path], put, vocab_size=300)
     assert (manifest.meta["documents"], manifest.meta["length_longest"]) == (60, len(TEXTS[-1]))
 

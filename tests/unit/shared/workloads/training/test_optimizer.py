@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from shared.workloads.base import TrainSettings
-from shared.workloads.training.lr_schedule import learning_rate, rewarmed, warmup
+from shared.workloads.training.lr_schedule import learning_rate, rewarm_factor, warmup
 from shared.workloads.training.micro_batch import MicroBatchPace
-from shared.workloads.training.optimizer import InnerOptimizer, balanced, muon, row_step
+from shared.workloads.training.optimizer import InnerOptimizer, balance_rows, muon, row_step
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, config, finish, job, same, sums
 
 
@@ -46,9 +46,9 @@ def test_a_run_that_says_nothing_warms_up_over_a_tenth_of_itself() -> None:
 
 
 def test_the_rate_of_a_task_rises_over_its_first_steps() -> None:
-    assert [rewarmed(step, 60) for step in (0, 2, 4, 5, 59)] == [0.2, 0.6, 1.0, 1.0, 1.0]
-    assert [rewarmed(step, 12) for step in (0, 2, 3)] == [1 / 3, 1.0, 1.0]
-    assert [rewarmed(0, steps) for steps in (1, 7, 8)] == [1.0, 1.0, 0.5]
+    assert [rewarm_factor(step, 60) for step in (0, 2, 4, 5, 59)] == [0.2, 0.6, 1.0, 1.0, 1.0]
+    assert [rewarm_factor(step, 12) for step in (0, 2, 3)] == [1 / 3, 1.0, 1.0]
+    assert [rewarm_factor(0, steps) for steps in (1, 7, 8)] == [1.0, 1.0, 0.5]
 
 
 def test_no_task_leaves_anything_to_the_next(data: Folder) -> None:
@@ -106,7 +106,7 @@ def test_the_rows_of_an_orthogonal_step_become_of_one_length() -> None:
     torch.manual_seed(0)
     change = torch.randn(8, 4) * torch.logspace(0, -2, 8)[:, None]
     squares = torch.zeros(8, 1)
-    even = balanced(change, squares, weight=0.05)  # of the first step
+    even = balance_rows(change, squares, weight=0.05)  # of the first step
     lengths = even.norm(dim=1)
     assert float(lengths.max() / lengths.min()) == pytest.approx(1.0, rel=1e-3)
     assert float(even.norm()) == pytest.approx(float(change.norm()), rel=1e-3)
@@ -127,7 +127,7 @@ def test_a_gradient_of_zeros_moves_nothing() -> None:
     assert not row_step(torch.zeros(3, 2), torch.zeros(3, 2)).any()
     assert not row_step(torch.zeros(3), torch.zeros(3)).any()
     (step,) = muon([torch.zeros(4, 2)], [torch.zeros(4, 2)], narrow=False)
-    assert not balanced(step, torch.zeros(4, 1), 0.05).any()
+    assert not balance_rows(step, torch.zeros(4, 1), 0.05).any()
 
 
 def test_tasks_are_trained_without_importing_the_compiler(tmp_path: Path) -> None:
