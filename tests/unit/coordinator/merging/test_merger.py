@@ -29,6 +29,7 @@ from coordinator.database.tables.tasks import failures
 from coordinator.database.tables.versions import evaluations, versions
 from coordinator.merging.evaluation import EvaluatedVersion
 from coordinator.merging.merger import IDLE_S, POLL_S
+from coordinator.merging.shard_jobs import TOPIC
 from coordinator.rules import run_file
 from coordinator.rules.machine_time import MachineSeconds
 from coordinator.runs.definition import definition
@@ -300,6 +301,39 @@ async def test_the_merger_makes_what_is_due_until_it_is_stopped(home: LocalCoord
     assert await sound(home)
 
 
+async def test_the_merger_is_woken_by_updates_by_work_and_by_parts_of_others(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While no time passes."""
+    stop, signals = asyncio.Event(), home.coordinator.signals
+    looks, read = list[str](), home.coordinator.db.read
+
+    async def noted(query: Any) -> Any:
+        looks.append(query.__name__)
+        return await read(query)
+
+    async def looked(count: int) -> None:
+        async with asyncio.timeout(60):
+            while looks.count("_look") < count:
+                await asyncio.sleep(0.001)
+        assert looks.count("_look") == count
+
+    monkeypatch.setattr(home.coordinator.db, "read", noted)
+    job = asyncio.ensure_future(home.coordinator.merger.run(stop))
+    await looked(1)
+    for count, topic in enumerate(("contributions", "queue", TOPIC), 2):
+        signals.notify(topic)
+        await looked(count)
+    await home.coordinator.runs.pause("tiny")  # wakes it, and then it looks seldom
+    await looked(5)
+    await home.clock.advance(POLL_S)
+    await looked(5)
+    stop.set()
+    signals.notify(TOPIC)
+    async with asyncio.timeout(60):
+        await job
+
+
 async def test_the_log_tells_what_was_merged_and_what_failed(
     home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +400,9 @@ async def test_a_merge_counts_steps_and_tokens_and_keeps_what_it_was_made_of(
     assert await home.coordinator.merger.merge_if_due(1)
     (begun,) = terms
     assert (begun["workers"], begun["noise_key"], begun["samples"]) == (2, "", {})
+    assert begun["cooling"] == 1.0
+    lr = run_file.parse(RUN).train.lr
+    assert begun["rate"] == pytest.approx(lr / 100)  # the first of a hundred steps of warm-up
     v = versions.c
     versions_made = await values(home, v.kind, v.parent, v.contributions, v.global_step, v.tokens)
     (_, _, _, *zero), (kind, parent, made_of, *counters) = versions_made
@@ -445,10 +482,12 @@ async def test_each_private_merge_has_a_secret_of_its_own_and_none_exceeds_the_b
     async with local_coordinator(tmp_path) as home:
         await home.start_run(PRIVATE)
         pair = [await member(home, name) for name in ("Ann", "Bob")]
-        secrets: list[str] = []
+        secrets, samples = list[str](), list[dict[str, int]]()
 
         async def note() -> None:
-            secrets.append(json.loads((await values(home, merges.c.terms))[-1])["noise_key"])
+            terms = json.loads((await values(home, merges.c.terms))[-1])
+            secrets.append(terms["noise_key"])
+            samples.append(terms["samples"])
 
         for version in range(2):
             for number, worker in enumerate(pair):
@@ -457,6 +496,7 @@ async def test_each_private_merge_has_a_secret_of_its_own_and_none_exceeds_the_b
             assert await home.coordinator.merger.merge_if_due(1)
         assert len({*secrets}) == 2
         assert [len(bytes.fromhex(secret)) for secret in secrets] == [32, 32]
+        assert samples == [{worker.worker_id: 64 for worker in pair}] * 2
         terms = await values(home, merges.c.terms)
         assert [json.loads(text)["noise_key"] for text in terms] == ["", ""]
         for number, worker in enumerate(pair):
