@@ -118,6 +118,8 @@ async def test_below_the_quorum_nothing_is_merged(home: LocalCoordinator) -> Non
     ann, bob = await home.join("Ann"), await home.join("Bob")
     await bob.claim()
     await ann.work(1)
+    running, due = await home.coordinator.db.read(home.coordinator.merger._look)
+    assert ([run.id for run in running], due) == ([1], [])
     assert not await home.coordinator.merger.merge_if_due(1)
     assert await values(home, merges.c.id) == []
 
