@@ -74,7 +74,7 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def warm_start(train: TrainSettings, steps: int) -> int:
-    """Return the steps of the warm start; 0 if the model begins with trained weights, like a fork."""
+    """Return the steps of the warm start; 0 if the model begins with trained weights (a fork)."""
     return 0 if train.init_from else steps
 
 

@@ -150,9 +150,9 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def supported(self) -> frozenset[str]:
-        """Return the parts of a dialogue that the template does not drop silently: each of "system",
-        "tool", "tools" and "tool_calls" if it writes or refuses the part, and "reasoning_content"
-        if it writes the part.
+        """Return the parts of a dialogue that the template does not drop silently: each of
+        "system", "tool", "tools" and "tool_calls" if it writes or refuses the part, and
+        "reasoning_content" if it writes the part.
         """
         question = DialogueTurn("user", _QUESTION)
         function = {"name": _MARK, "description": _MARK, "parameters": {"type": "object"}}

@@ -1,7 +1,7 @@
 """Evaluation of a trained generator: its samples, and their distance to real images.
 
-The generator draws as after a download: with the running statistics of its batch norm, not with a
-batch's.
+The generator draws with the running statistics of its batch norm, as it does after a download, not
+with the statistics of a batch.
 """
 
 from __future__ import annotations

@@ -97,7 +97,9 @@ class Generator(nn.Module):
 
 @contextmanager
 def statistics_kept(network: nn.Module) -> Iterator[None]:
-    """Keep the running averages unchanged while batches are normalised."""
+    """Leave the running averages of batch norms unchanged in the block, in which batches are
+    normalised by their own statistics.
+    """
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         norm.track_running_stats = False

@@ -70,7 +70,9 @@ class DcganWork:
         self._in_turn = 0  # finished images of the present turn
         self._fakes: deque[Tensor] = deque()  # fakes of this step, with the graph for the generator
         self._frugal = False  # memory was short: fakes are drawn again instead of kept
-        self._statistics = self._copied()  # statistics of the networks at the turn's beginning
+        self._statistics = (
+            self._copy_statistics()
+        )  # statistics of the networks at the turn's beginning
         self._now = torch.zeros(len(_FIGURES), device=device)  # figures of the running step
         self._figures = torch.zeros(job.steps, len(_FIGURES), device=device)
         self._read_at = self._shown_at = 0.0
@@ -202,12 +204,12 @@ class DcganWork:
         self._turn = self._in_turn = 0
         self._step = int(counters[0])
         self._frugal |= bool(counters[1])
-        self._statistics = self._copied()
+        self._statistics = self._copy_statistics()
 
     def _named(self) -> Iterator[tuple[str, Learner]]:
         yield from zip((DISCRIMINATOR, GENERATOR), self._learners, strict=True)
 
-    def _copied(self) -> dict[str, Tensor]:
+    def _copy_statistics(self) -> dict[str, Tensor]:
         """Return a copy of the networks' statistics."""
         return {name: value.clone() for name, value in self._model.named_buffers()}
 
@@ -267,7 +269,7 @@ class DcganWork:
         self._learners[self._turn].finish(self._step, size / len(self._images))
         self._in_turn = 0
         self._turn = 1 - self._turn
-        self._statistics = self._copied()
+        self._statistics = self._copy_statistics()
         if self._turn:
             return False
         self._fakes.clear()
@@ -314,7 +316,7 @@ class DcganWork:
 
 
 def portion(batch: int, config: DcganConfig) -> int:
-    """Return how many images of a batch are learnt at once, the same on every device."""
+    """Return the number of images in a micro-batch, the same on every device."""
     quick = int(_PORTION_FLOPS / max(1.0, flops_per_sample(config) / 2))
     return min(batch, max(_PORTION_MIN, quick))
 

@@ -99,7 +99,7 @@ def _derived(request: TableRequest) -> CodeReply:
         derived = Derived(tensors=layout, flops=6.0 * parameters, sample_bytes=0, additive=False)
         if manifest is not None:
             built = BuiltModel(request.code, {**table, DERIVED: msgspec.to_builtins(derived)})
-            derived = _tried(built, derived, _batch(built, request, table, manifest))
+            derived = _measure_step(built, derived, _batch(built, request, table, manifest))
     return CodeReply(table=table, derived=derived)
 
 
@@ -145,8 +145,10 @@ def _made_up(fields: Fields, rng: np.random.Generator) -> Any:
     return structure(values)
 
 
-def _tried(built: BuiltModel, derived: Derived, samples: list[Any]) -> Derived:
-    """Return the cost of a step on made-up samples, and if a division changes it."""
+def _measure_step(built: BuiltModel, derived: Derived, samples: list[Any]) -> Derived:
+    """Return the facts with the cost of a step, measured on made-up samples, and with the answer if
+    a division of the batch changes the loss.
+    """
     built.model.train()
     before = {name: value.clone() for name, value in built.buffers().items()}
     kept_bytes = 0

@@ -32,7 +32,7 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[tuple[str, tuple[int, ...], Role], ...]
     flops: float  # of a sample, forward and backward
     sample_bytes: int  # bytes that a sample keeps for the backward pass
-    # the loss of a batch is the mean of its parts' losses; batch norm makes it another
+    # True: the loss of a batch is the mean of its parts' losses, as it is not with batch norm
     additive: bool
 
 

@@ -234,13 +234,13 @@ def _answer(request: bytes, path: Sequence[str]) -> CodeReply:
 
         answer = answered(request)
     else:
-        answer = _of_child(request, path)
+        answer = _ask_child(request, path)
     if answer.complaint:
         raise InvalidRunFile(answer.complaint)
     return answer
 
 
-def _of_child(request: bytes, path: Sequence[str]) -> CodeReply:
+def _ask_child(request: bytes, path: Sequence[str]) -> CodeReply:
     with tempfile.TemporaryDirectory() as folder:
         question, reply = Path(folder) / "request", Path(folder) / "reply"
         question.write_bytes(request)

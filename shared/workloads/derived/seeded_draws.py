@@ -35,7 +35,7 @@ aten = torch.ops.aten
 
 
 class AttentionDropout(InvalidRunFile):
-    """A fused attention draws its dropout itself; the plain one does not."""
+    """A fused attention would draw its dropout itself; attention by its parts does not."""
 
 
 class RandomSource(Protocol):

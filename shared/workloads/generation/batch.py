@@ -53,12 +53,12 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Constraint(Protocol):
-    """Tokens that an answer may go on with, as the answer grows."""
+    """Limit of the tokens that may come next in an answer, updated as the answer grows."""
 
     finish: Finish | None  # "stop" once the answer is whole, "length" if it can never be
 
     def allowed(self, vocabulary: int) -> NDArray[np.bool_]:
-        """Return which tokens (V,) may come next; always some."""
+        """Return True for each token (V,) that may come next; at least one may."""
 
     def add(self, token: int) -> None: ...
 

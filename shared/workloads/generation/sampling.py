@@ -91,7 +91,7 @@ def choose(
     if temperature <= 0:
         token = int(scores.argmax())
     else:
-        token = _drawn(scores / temperature, draw, top_p)
+        token = _draw_token(scores / temperature, draw, top_p)
     if logprobs is None:
         return SampledToken(token=token)
     return probed(logits, token, logprobs)
@@ -144,8 +144,8 @@ def agrees(
 
 
 def _may_be_kept(weights: Floats, top_p: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which tokens (V,) belong to the likeliest that reach `top_p`, and which others may do
-    so on other hardware.
+    """Return two masks (V,): tokens that belong to the likeliest that reach `top_p`, and other
+    tokens that may belong to them on other hardware.
     """
     order = np.argsort(-weights, kind="stable")
     sums = weights[order].cumsum()
@@ -159,8 +159,8 @@ def _may_be_kept(weights: Floats, top_p: float) -> tuple[NDArray[np.bool_], NDAr
 def agree(
     logits: NDArray[np.floating], draws: Floats, tokens: NDArray[np.integer]
 ) -> NDArray[np.bool_]:
-    """Return which tokens (T,) could have been chosen from logits (T, V) at temperature 1 with
-    these random numbers (T,); see `agrees`.
+    """Return True for each of the tokens (T,) that could have been chosen from logits (T, V) at
+    temperature 1 with the random numbers `draws` (T,); see `agrees`, which checks one token.
     """
     scores = _finite(logits)
     weights = np.exp(scores - scores.max(1, keepdims=True))
@@ -183,10 +183,9 @@ def _within(low: float, high: float, draw: float) -> bool:
     return low - reach <= draw <= high + reach
 
 
-def _drawn(scores: Floats, draw: float, top_p: float) -> int:
-    """Draw a token, of the likeliest that reach `top_p` together.
-
-    Their parts of [0, 1) lie in the vocabulary's order, which no rounding of weights changes.
+def _draw_token(scores: Floats, draw: float, top_p: float) -> int:
+    """Return the token whose part of [0, 1) holds `draw`, among the likeliest tokens that reach
+    `top_p` together. The parts lie in the vocabulary's order, which rounding does not change.
     """
     weights = np.exp(scores - scores.max())
     weights /= weights.sum()

@@ -1,8 +1,9 @@
 """Score of a version on a task suite.
 
-The model's choice among several is the one with the highest log-probability after the prompt,
-divided by its bytes, so that long and short choices, and different tokenizers, compare. Written
-answers are generated greedily and compared as texts, without surrounding white space.
+Of several choices the model takes the one with the highest log-probability after the prompt,
+divided by the bytes of the choice, so that long and short choices, and models with different
+tokenizers, can be compared. Written answers are generated greedily and compared as texts, without
+surrounding white space.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def score(
     order = permutation(len(suite.examples), 0, 1)
     ends = monotonic() + budget_s
     counts = np.zeros(3, np.int64)  # correct, examples, cut
-    marked = _chosen if suite.kind == "choice" else _written
+    marked = _score_choices if suite.kind == "choice" else _score_answers
     waiting = (suite.examples[index] for index in order)
     asking = _Asking(decoder, frame)
     for right, cut in marked(asking, _until(waiting, lambda: stop() or monotonic() > ends)):
@@ -104,7 +105,7 @@ class _Asking:
         return [*self.decoder.encode(prompt), *self.decoder.continuation(text)]
 
 
-def _chosen(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
+def _score_choices(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
     for example in examples:
         likelihoods = [_likelihood(asking, example.prompt, text) for text in example.choices]
         values = [value for value, _ in likelihoods]
@@ -138,7 +139,7 @@ def _log_probability(logits: np.ndarray, token: int) -> float:
     return float(wide[token]) - top - math.log(float(np.exp(wide - top).sum()))
 
 
-def _written(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
+def _score_answers(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
     """Generate all answers, as many at a time as there are slots; yield (correct, cut)."""
     decoder = asking.decoder
     batch, texts = Batch(decoder), dict[str, str]()
@@ -151,7 +152,7 @@ def _written(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[boo
                 more = False
                 break
             name = str(len(texts))
-            question = _asked(asking, example, name)
+            question = _answer_sequence(asking, example, name)
             running[name], texts[name] = (example, question[1]), ""
             batch.add(question[0])
         for token in batch.step() if running else ():
@@ -161,7 +162,7 @@ def _written(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[boo
                 yield texts[token.id].strip() in example.answers, cut
 
 
-def _asked(asking: _Asking, example: Example, name: str) -> tuple[Sequence, bool]:
+def _answer_sequence(asking: _Asking, example: Example, name: str) -> tuple[Sequence, bool]:
     """Return the sequence to generate, and whether the prompt's beginning was cut off for room."""
     decoder = asking.decoder
     tokens = asking.prompt(example.prompt)

@@ -18,7 +18,9 @@ class StopStrings:
         self.stopped = False
 
     def take(self, text: str) -> str:
-        """Add a piece; return the text now final. Sets `stopped` at a stop string."""
+        """Add a piece; return the text that cannot be the beginning of a stop string any more. Sets
+        `stopped` at a stop string.
+        """
         text = self._held + text
         places = [at for at in (text.find(string) for string in self._stop) if at >= 0]
         if places:

@@ -71,11 +71,11 @@ def exhibition(config: GomokuConfig, weights: Held, seed: int) -> Sample:
     while not played:
         played += arena.advance(ADVANCE_S)
     return Sample(
-        kind="text", title="a game against itself", text=_told(config.rules, played[0].moves)
+        kind="text", title="a game against itself", text=_game_text(config.rules, played[0].moves)
     )
 
 
-def _told(rules: BoardRules, moves: tuple[int, ...]) -> str:
+def _game_text(rules: BoardRules, moves: tuple[int, ...]) -> str:
     """Return a game as text: the moves and the last position."""
     position = Position(rules, moves)
     names = [cell_name(move, rules.size) for move in moves]

@@ -145,11 +145,11 @@ def _check_draw(position: Position, record: GameRecord, ply: int, manner: Manner
         size = position.rules.size
         raise InvalidGame(
             f"move {ply + 1} should be {cell_name(drawn, size)} by its visits and its seed, not"
-            f" {_said(record.moves[ply], size)}"
+            f" {_move_name(record.moves[ply], size)}"
         )
 
 
-def _said(move: int, size: int) -> str:
+def _move_name(move: int, size: int) -> str:
     return cell_name(move, size) if 0 <= move < size * size else str(move)
 
 

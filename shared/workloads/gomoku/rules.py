@@ -77,7 +77,7 @@ def empty(rules: BoardRules, boards: int) -> Boards:
 
 
 def wins(rules: BoardRules, boards: Boards, moves: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return whether the stone just placed on `moves` completes a row on its board, (B,)."""
+    """Return True for each board (B,) whose stone just placed, at `moves`, completes a row."""
     rows = np.arange(len(boards))
     stones = boards[rows, moves]
     lines = boards[rows[:, None, None], rays(rules)[moves]]  # (B, D, L)

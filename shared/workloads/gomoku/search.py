@@ -131,7 +131,7 @@ class Search:
         if self._paths:
             self._ascend()
         elif self._noise is not None:
-            self._stir(self._noise)
+            self._mix_noise(self._noise)
 
     def run(self, evaluator: Evaluator) -> None:
         """Search to the end."""
@@ -166,7 +166,7 @@ class Search:
         self._state[rows] = _OPEN
         self._choose(rows)
 
-    def _stir(self, noise: Floats) -> None:
+    def _mix_noise(self, noise: Floats) -> None:
         """Mix the noise into the priors of the roots."""
         share = np.float32(self.settings.noise)
         legal = self._boards[self._roots, :-1] == 0
@@ -200,7 +200,7 @@ class Search:
             if self._paths:
                 self._choose(self._paths[-1].rows)
             path = self._select()
-            self._lose(path)
+            self._add_virtual_loss(path)
             self._paths.append(path)
         self._waiting = np.concatenate([path.fresh for path in self._paths])
 
@@ -258,20 +258,22 @@ class Search:
         self._choose(np.concatenate([path.rows for path in self._paths]))
         self._paths = []
 
-    def _lose(self, path: _Paths) -> None:
+    def _add_virtual_loss(self, path: _Paths) -> None:
         """Count a visit as a virtual loss until its value is known."""
         rows, moves = path.rows, path.moves
         n = self._n[rows, moves]
         first = n == 0
-        self._disappoint(rows[first], moves[first])
+        self._lower_unvisited(rows[first], moves[first])
         more = n + 1
         self._u[rows, moves] *= more / (more + np.float32(1))
         self._q[rows, moves] = (self._q[rows, moves] * n - 1) / more
         self._n[rows, moves] = more
         self._total[rows] += 1
 
-    def _disappoint(self, rows: Rows, moves: Rows) -> None:
-        """Lower the value of unvisited moves a little after a first visit."""
+    def _lower_unvisited(self, rows: Rows, moves: Rows) -> None:
+        """Lower the value of a row's unvisited moves, by `fpu`, when one more move gets its first
+        visit.
+        """
         before = self._tried[rows]
         after = before + self._u[rows, moves]
         drop = np.float32(self.settings.fpu) * (np.sqrt(after) - np.sqrt(before))

@@ -1,4 +1,6 @@
-"""Self-play of one task on one device: many games, each with the newest version at its start."""
+"""Self-play of one task on one device: many games, each played by the version that was the newest
+when it began.
+"""
 
 from __future__ import annotations
 

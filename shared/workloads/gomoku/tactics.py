@@ -55,10 +55,10 @@ def completing(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.boo
 
 
 def forking(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]:
-    """Return the empty cells (B, A) after which `player` can complete a row in two ways and the
-    opponent in none.
+    """Return the empty cells (B, A) where a stone lets `player` complete a row in two ways next,
+    and the opponent in none.
 
-    The boards must be ones where nobody can complete a row now, or only the opponent, in one cell.
+    On the boards `player` cannot complete a row now, and the opponent in one cell at most.
     """
     board, rows = _short_of(rules, boards, player, 2)
     cells = windows(rules)[rows]

@@ -21,7 +21,7 @@ from shared.workloads.gomoku.rules import symmetries
 from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
-# stands for minus infinity, whose product with a probability of zero would be NaN
+# logit of an illegal move, in place of minus infinity, whose product with a zero would be NaN
 _ILLEGAL = -1e9
 
 

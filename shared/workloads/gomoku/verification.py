@@ -139,7 +139,9 @@ def _check_version(record: GameRecord, bench: Bench) -> None:
 
 
 def _spots(record: GameRecord, bench: Bench, first: int, last: int) -> list[Spot]:
-    """Return distinct positions of a game in an order that only the checker knows."""
+    """Return the positions number `first` to `last` - 1 of a game, in a random order that only the
+    checker knows.
+    """
     searched = len(record.visits)
     order = np.argsort(words(bench.seed, record.game, max(1, searched)), kind="stable")[:searched]
     plies = (order[first:last] + record.opening).tolist()

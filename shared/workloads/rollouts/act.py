@@ -1,5 +1,5 @@
-"""Rollouts of one task on one device: several answers to each problem, all by the version that was
-the newest when the problem was begun.
+"""Rollouts of one task on one device: several answers to each problem, all written by the version
+that was the newest when the problem was begun.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class RolloutWork:
         return report, {}
 
     def suspend(self) -> None:
-        self._begin_anew()
+        self._restart_groups()
 
     def resume(self) -> None: ...
 
@@ -152,7 +152,7 @@ class RolloutWork:
         if self._slots == 1:
             raise MemoryError("a single answer does not fit into memory")
         self._slots = max(1, self._slots // 2)
-        self._begin_anew()
+        self._restart_groups()
         return self._slots
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -175,9 +175,9 @@ class RolloutWork:
             raise InvalidRunFile("this snapshot belongs to another task: start the task afresh")
         self._records = {record.problem: record for record in saved.records}
         self._elapsed_s, self._tokens = saved.elapsed_s, saved.tokens
-        self._begin_anew()
+        self._restart_groups()
 
-    def _begin_anew(self) -> None:
+    def _restart_groups(self) -> None:
         started = self._records.keys()
         self._waiting = deque(n for n in range(self._job.start, self._job.stop) if n not in started)
         self._groups.clear()

@@ -5,9 +5,10 @@ mean (Shao et al. 2024, arXiv 2402.03300). Neither the deviation of a group nor 
 answer divides it (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783): the loss of an answer is the sum
 over its tokens divided by a fixed length, so that any micro-batches give the same mean.
 
-An answer better than its group weighs one, however old it is; a worse one weighs by how likely it
-still is beside when it was sampled, at most one (TOPR, Le Roux et al. 2025, arXiv 2503.14286): what
-the model has unlearnt is not pushed further away. No KL term is used.
+An answer better than its group's mean has the weight one, however old it is. A worse one has the
+ratio of its present probability to that when it was sampled, at most one (TOPR, Le Roux et al.
+2025, arXiv 2503.14286), so that an answer that the model has unlearnt is not pushed further away.
+No KL term is used.
 """
 
 from __future__ import annotations

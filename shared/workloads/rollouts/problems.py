@@ -89,8 +89,8 @@ BYTES = Text(encoded, encoded, decoded, END, 256)
 
 
 def solution(problem: Problem) -> str | None:
-    """Return a right answer, a number without exponent; None where only a search finds one, or
-    where what one reward asks for is not right by the others.
+    """Return a right answer, with numbers written without exponents. None if only a search finds
+    one, or if an answer that is right by one reward is not right by the others.
     """
     answers = [answer for part in problem.rewards if (answer := _solution(part)) is not None]
     if len(problem.rewards) > 1:

@@ -241,7 +241,7 @@ def verifier(name: str, arguments: Mapping[str, Any], place: str) -> Verifier:
     """Return a verifier with its arguments. Raises InvalidRunFile, with `place`, for an unknown
     name or impossible arguments.
     """
-    kind = VERIFIERS.get(name) or _brought(name, place)
+    kind = VERIFIERS.get(name) or _packaged_verifier(name, place)
     with suppress(msgspec.ValidationError, InvalidRunFile):  # explaining an error takes 1 ms
         check_values(arguments, place)
         return convert(dict(arguments), kind)
@@ -263,7 +263,7 @@ def _installed() -> Mapping[str, EntryPoint]:
     return {entry_point.name: entry_point for entry_point in entry_points(group=ENTRY_POINTS)}
 
 
-def _brought(name: str, place: str) -> type[Verifier]:
+def _packaged_verifier(name: str, place: str) -> type[Verifier]:
     """Return a verifier of an installed package. Raises InvalidRunFile, with `place`."""
     if name not in _installed():
         names = [*VERIFIERS, *_installed()]

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection
 
 from coordinator.database import evaluations, runs
-from shared.workloads.gomoku.match import _told
+from shared.workloads.gomoku.match import _game_text
 from shared.workloads.gomoku.rules import BoardRules
 from tests.e2e.pages.test_pages import merged
 from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
@@ -63,7 +63,7 @@ async def looking(found: Browser, address: str) -> AsyncIterator[Page]:
 
 def told_game() -> str:
     """The sample of a workload that plays."""
-    return _told(BoardRules(size=6, win=4), MOVES)
+    return _game_text(BoardRules(size=6, win=4), MOVES)
 
 
 async def drawn_game(home: LocalCoordinator, run: str, version: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.pages.templates import board
-from shared.workloads.gomoku.match import _told
+from shared.workloads.gomoku.match import _game_text
 from shared.workloads.gomoku.rules import BoardRules
 
 RULES = BoardRules(size=6, win=4)
@@ -13,7 +13,7 @@ MOVES = (0, 6, 1, 7, 2, 8, 3)  # four in the upper row
 
 
 def test_a_game_is_read_as_it_was_told() -> None:
-    found = board(_told(RULES, MOVES))
+    found = board(_game_text(RULES, MOVES))
     assert found is not None
     assert found.size == 6
     assert [(stone.y * 6 + stone.x, stone.player) for stone in found.stones] == [
