@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Collection
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,9 +97,12 @@ def merges_within(settings: PrivacySettings) -> int:
     return bisect_right(costs, settings.epsilon, key=partial(epsilon_after, settings)) - 1
 
 
-def fill_in(settings: PrivacySettings, versions: int) -> PrivacySettings:
+def fill_in(
+    settings: PrivacySettings, versions: int, plan_keys: Collection[str] = ()
+) -> PrivacySettings:
     """Return the settings with noise and merges filled in: the least noise that keeps `versions`
-    merges within the budget, and the number of merges that the budget allows.
+    merges within the budget, and the number of merges that the budget allows. `plan_keys` are the
+    keys that the run file has in `[plan]`.
 
     Raises InvalidRunFile for settings that protect nobody or allow no merge, Configuration without
     the library.
@@ -111,6 +115,11 @@ def fill_in(settings: PrivacySettings, versions: int) -> PrivacySettings:
         raise InvalidRunFile(
             "[privacy] needs clip, the largest norm that a member's updates count with in a merge:"
             " about what an honest update has, such as 1.0"
+        )
+    for key in sorted({"arrival_scale", "damping"} & {*plan_keys}):
+        raise InvalidRunFile(
+            f"[plan] {key} sizes the step of a merge, and [privacy]'s noise with it, by who takes"
+            " part: take it out, since each merge of such a run is a whole step"
         )
     if settings.noise == versions == 0:
         raise InvalidRunFile(
@@ -146,7 +155,12 @@ def noise_advice(settings: PrivacySettings, plan: Plan, parameters: int) -> tupl
 
 
 def check(
-    settings: PrivacySettings, plan: Plan, schema: Schema, *, data: DataSettings, gate: bool
+    settings: PrivacySettings,
+    plan: Plan,
+    schema: Schema,
+    *,
+    data: DataSettings,
+    gate: bool,
 ) -> None:
     """Raise InvalidRunFile for a run that would reveal members' data by another way than the noisy
     sum.

@@ -177,7 +177,9 @@ class Runs(PlatformService):
         counts = list(await asyncio.to_thread(workload.samples, model, data)) if data else []
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
-        private = await asyncio.to_thread(privacy.fill_in, file.privacy, file.stop.versions)
+        private = await asyncio.to_thread(
+            privacy.fill_in, file.privacy, file.stop.versions, file.plan
+        )
         stored = run_file.encode(
             msgspec.structs.replace(file, model=model, task=task, plan=plan, privacy=private)
         )

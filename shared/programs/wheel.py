@@ -53,7 +53,7 @@ def own_wheel() -> Wheel:
         lines.append(f"{name},sha256={digest},{len(data)}\n")
     contents[record] = "".join([*lines, f"{record},,\n"]).encode()
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(file, "w") as archive:
         # by name, with the record last, as the format asks
         for name in sorted(contents, key=lambda name: (name == record, name)):
             entry = zipfile.ZipInfo(name, _INSTANT)

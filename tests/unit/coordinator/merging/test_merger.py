@@ -458,10 +458,9 @@ async def member(home: LocalCoordinator, name: str) -> Worker:
 async def test_the_noise_of_a_private_merge_does_not_show_how_many_took_part(
     tmp_path: Path,
 ) -> None:
-    """By its size in the version, which plans without noise make smaller with few or late ones."""
-    damped = PRIVATE.replace("[plan]", '[plan]\ndamping = true\narrival_scale = "share"')
+    """Without noise two of four live members make half a step (`arrival_scale`)."""
     async with local_coordinator(tmp_path) as home:
-        await home.start_run(damped)
+        await home.start_run(PRIVATE)
         members = [await member(home, name) for name in ("Ann", "Bob", "Cleo", "Dan")]
         for number, worker in enumerate(members[:2]):
             await worker.work(number)

@@ -143,6 +143,12 @@ def test_a_private_run_chooses_no_version_by_losses_of_members() -> None:
         check(BUDGET, plan({}), WEIGHTS, data=data, gate=False)
 
 
+@pytest.mark.parametrize("key", ["damping", "arrival_scale"])
+def test_a_key_that_sizes_a_private_step_by_who_takes_part_is_refused(key: str) -> None:
+    with pytest.raises(InvalidRunFile, match=rf"\[plan\] {key} sizes the step .*: take it out"):
+        fill_in(BUDGET, 9, (key, "quorum"))
+
+
 def test_privacy_is_for_data_that_members_keep() -> None:
     with pytest.raises(InvalidRunFile, match='at = "members"'):
         check(BUDGET, plan({}), WEIGHTS, data=DataSettings(), gate=False)
