@@ -223,7 +223,7 @@ async def test_the_work_begins_once_the_screen_is_painted() -> None:
 
     drawing: asyncio.Task[int | None] = asyncio.create_task(asyncio.Event().wait())
     screen: Any = Screen()
-    behind = asyncio.create_task(start._behind(screen, drawing, make, low=False))
+    behind = asyncio.create_task(start._engine_after_first_paint(screen, drawing, make, low=False))
     for _ in range(5):
         await asyncio.sleep(0)
     assert done == []

@@ -37,7 +37,7 @@ def measure(directories: Directories, device: str, *, quick: bool, json: bool) -
     trainer.start()
     devices = trainer.call(detect).result()
     results = [
-        _one(trainer, candidate, directories, quick=quick, now=clock.now())
+        _benchmark_device(trainer, candidate, directories, quick=quick, now=clock.now())
         for candidate in choose(device, devices)
     ]
     trainer.close()
@@ -45,11 +45,11 @@ def measure(directories: Directories, device: str, *, quick: bool, json: bool) -
         print_json(results)
     else:
         print("\n".join(_lines(devices, results)))
-    _remember(directories, tuple(results), devices)
+    _store_and_publish(directories, tuple(results), devices)
     return 0
 
 
-def _one(
+def _benchmark_device(
     trainer: Trainer, device: Device, directories: Directories, *, quick: bool, now: float
 ) -> Benchmark:
     tty = sys.stderr.isatty()
@@ -61,7 +61,7 @@ def _one(
             )
             print(f"\r{progress_line}", end="", file=sys.stderr, flush=True)
 
-    measured = trainer.call(
+    result = trainer.call(
         lambda: benchmark(
             device.id,
             quick=quick,
@@ -72,7 +72,7 @@ def _one(
     ).result()
     if tty:
         print(f"\r{' ' * LINE}\r", end="", file=sys.stderr, flush=True)
-    return measured
+    return result
 
 
 def _lines(devices: tuple[Device, ...], results: list[Benchmark]) -> list[str]:
@@ -98,7 +98,7 @@ def _lines(devices: tuple[Device, ...], results: list[Benchmark]) -> list[str]:
     return table_lines(titles, rows) + unusable
 
 
-def _remember(
+def _store_and_publish(
     directories: Directories, results: tuple[Benchmark, ...], devices: tuple[Device, ...]
 ) -> None:
     profile = Profile(directories.profile)

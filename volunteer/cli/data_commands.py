@@ -21,11 +21,11 @@ from shared.text import printable
 from volunteer.cli.exit_codes import (
     ASKS_NOTHING,
     EXIT_FAILURE,
-    agreed,
     at_terminal,
-    ends_raise,
-    hinted,
+    confirm,
+    interrupt_on_end_signals,
     remark,
+    with_profile,
 )
 from volunteer.cli.json_output import print_json, print_table
 from volunteer.cli.options import Json, Profile, Yes
@@ -94,20 +94,20 @@ class _Addition:
     def carry_out(self, *, yes: bool, json: bool) -> int:
         """Build the data, show all that will be sent, declare the numbers if the person agrees."""
         run = self._run()
-        with ends_raise(), self._own.building(run.name) as target:
-            record = self._built(run, target, json=json)
+        with interrupt_on_end_signals(), self._own.building(run.name) as target:
+            record = self._build(run, target, json=json)
             if not json:
                 self._show(run, record)
                 if not (yes or at_terminal()):
                     raise BadRequest(
                         Sentence("nothing was added: without a terminal to agree in, add --yes")
                     )
-                if not (yes or agreed(N_("Take part with these files?"))):
+                if not (yes or confirm(N_("Take part with these files?"))):
                     print(_("nothing was added, and the copies are deleted"))
                     return EXIT_FAILURE
             record = self._own.use(record)
         declared = self._declare(record)
-        at_work = asyncio.run(_counted_again(self._places))
+        at_work = asyncio.run(_recount(self._places))
         if json:
             print_json(
                 _fields(record)
@@ -115,14 +115,14 @@ class _Addition:
                     "declared": declared,
                     "files": self._skipped.read,
                     "left_out": self._skipped.sentences,
-                    "copies": _copies(record),
+                    "copies": _copy_count(record),
                 }
             )
             return 0
         if declared and at_work:
             print(_("added; it is used from the next task on"))
         else:
-            print(hinted(_("added; now: `volunteer`, or `volunteer --no-ui`"), self._profile))
+            print(with_profile(_("added; now: `volunteer`, or `volunteer --no-ui`"), self._profile))
         return 0
 
     def _run(self) -> MemberRun:
@@ -136,7 +136,7 @@ class _Addition:
             ask_coordinator(self._places, lambda api: member_run(api, self._name, key, enabled))
         )
 
-    def _built(self, run: MemberRun, target: OwnBuild, *, json: bool) -> OwnRecord:
+    def _build(self, run: MemberRun, target: OwnBuild, *, json: bool) -> OwnRecord:
         from volunteer.account.membership import build
         from volunteer.storage.own_data import OwnRecord
 
@@ -151,19 +151,21 @@ class _Addition:
         )
 
     def _show(self, run: MemberRun, record: OwnRecord) -> None:
-        """Print the counts of files, the reasons of skipped ones, and the lines of `screen`."""
+        """Print the counts of files, the reasons of skipped ones, and the lines of `data_lines`."""
         if self._skipped.read:
             print(ngettext("{n} file was read", "{n} files were read", self._skipped.read))
-        if copies := _copies(record):
+        if copies := _copy_count(record):
             print(ngettext("left out: {n} exact copy", "left out: {n} exact copies", copies))
         for sentence in self._skipped.sentences[:SKIPPED_SHOWN]:
             print(printable(_("left out: {sentence}", sentence=sentence)))
         more = self._skipped.count - SKIPPED_SHOWN
         if more > 0:
             print(ngettext("left out: {n} more", "left out: {n} more", more))
-        for line in screen(record, self._own.place(record.run), run.terms):
+        for line in data_lines(record, self._own.place(record.run), run.terms):
             print(printable(line))
-        print(hinted(_("`volunteer data remove {run}` ends it", run=record.run), self._profile))
+        print(
+            with_profile(_("`volunteer data remove {run}` ends it", run=record.run), self._profile)
+        )
 
     def _declare(self, record: OwnRecord) -> bool:
         """Send the numbers; return False if the coordinator does not answer now."""
@@ -187,7 +189,7 @@ class _Addition:
         return True
 
 
-def screen(record: OwnRecord, place: Path, terms: MemberTerms) -> list[str]:
+def data_lines(record: OwnRecord, place: Path, terms: MemberTerms) -> list[str]:
     """Return the lines about own data: numbers, bytes that leave the machine, terms, place."""
     from volunteer.i18n.formats import size
 
@@ -256,7 +258,7 @@ def _terms(terms: MemberTerms) -> list[str]:
     ]
 
 
-def _copies(record: OwnRecord) -> int:
+def _copy_count(record: OwnRecord) -> int:
     """Return the number of exact copies that were left out."""
     return int(record.manifest.meta.get("copies", 0))
 
@@ -270,7 +272,7 @@ def listing(*, json: Json = False, profile: Profile = "") -> int:
     if json:
         return print_json([_fields(record) for record in records])
     if not records:
-        print(hinted(_("no data of your own yet: `volunteer data add RUN PATH`"), profile))
+        print(with_profile(_("no data of your own yet: `volunteer data add RUN PATH`"), profile))
         return 0
     names = [_("run"), _("pieces"), _("words or pictures"), _("kept back"), _("size"), _("added")]
     rows = [
@@ -311,7 +313,7 @@ def remove(run: Run, *, json: Json = False, profile: Profile = "") -> int:
                 )
             ) from error
         remark(_("the coordinator was not told: {error}", error=translated(error.message)))
-    asyncio.run(_counted_again(places))
+    asyncio.run(_recount(places))
     if json:
         return print_json({"run": run, "removed": removed, "withdrawn": withdrawn})
     print(
@@ -345,7 +347,7 @@ def _fields(record: OwnRecord) -> dict[str, object]:
     }
 
 
-async def _counted_again(places: Directories) -> bool:
+async def _recount(places: Directories) -> bool:
     """Let this profile's running volunteer count the data again, and claim at once; return False if
     none runs.
     """

@@ -29,7 +29,7 @@ async def draw(api: Api, model: str, seed: int | None) -> ImageReply:
     return await api.call(IMAGES, body=request, patience_s=0, timeout_s=DRAW_S)
 
 
-def put(png: bytes, output: Path | None) -> None:
+def output_picture(png: bytes, output: Path | None) -> None:
     """Write a PNG to a file or a pipe; without both, show it in the terminal.
 
     Raises Configuration if the file cannot be written, BadRequest for data that is not a picture.
@@ -67,10 +67,10 @@ def _show(png: bytes) -> None:
 
     cells, lines = shutil.get_terminal_size()
     for line in half_blocks(decoded(png), cells, max(1, lines - ROWS_LEFT)):
-        print("".join(_coloured(text, role) for text, role in line) + CLEAR)
+        print("".join(_colour_cell(text, role) for text, role in line) + CLEAR)
 
 
-def _coloured(text: str, role: str) -> str:
+def _colour_cell(text: str, role: str) -> str:
     """Return a cell in its two colours, "#rrggbb/#rrggbb"."""
     ink, _, paper = role.partition("/")
     inks, papers = (

@@ -39,7 +39,7 @@ def exit_code(command: Callable[[], object]) -> int:
     try:
         return _outcome(command)
     finally:
-        for_machines(False)
+        print_errors_as_json(False)
 
 
 def _outcome(command: Callable[[], object]) -> int:
@@ -47,19 +47,19 @@ def _outcome(command: Callable[[], object]) -> int:
         raise_on_interrupt()
         result = command()
     except VolunteerError as error:
-        return say(translated(error.message), error.exit_code)
+        return print_error(translated(error.message), error.exit_code)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has ended
         return 0
     except (OSError, UnicodeEncodeError) as error:
         sentence, code = system_error(error)
-        return say(translated(sentence), code)
+        return print_error(translated(sentence), code)
     return result if isinstance(result, int) else 0
 
 
 @contextmanager
-def ends_raise() -> Iterator[None]:
+def interrupt_on_end_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise KeyboardInterrupt within the block, as Ctrl-C does, so that it
     deletes its unfinished files. An ignored signal stays ignored.
     """
@@ -87,7 +87,7 @@ def at_terminal() -> bool:
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
-def agreed(question: str) -> bool:
+def confirm(question: str) -> bool:
     """Ask the person at the terminal. Return False for enter, or any word but yes.
 
     Raises BadRequest where nobody can answer.
@@ -107,24 +107,24 @@ def agreed(question: str) -> bool:
     return answer in ("y", "yes", plain, bare, bare[0])
 
 
-def hinted(text: str, profile: str) -> str:
+def with_profile(text: str, profile: str) -> str:
     """Return the text with the profile added to our commands in backticks."""
     return complete_commands(text, "volunteer", options({"profile": profile}))
 
 
-def for_machines(json: bool) -> None:
+def print_errors_as_json(json: bool) -> None:
     """Print later errors as JSON, or as sentences."""
     global _as_json
     _as_json = json
 
 
-def say(sentence: str, code: int) -> int:
+def print_error(sentence: str, code: int) -> int:
     """Print an error on standard error. Returns `code`."""
     print(error_line("volunteer", sentence, code, json=_as_json), file=sys.stderr, flush=True)
     return code
 
 
-def renamed(directories: Directories) -> Directories:
+def with_rename_remark(directories: Directories) -> Directories:
     """Return a profile's directories; print a remark if the machine was renamed since."""
     if directories.former_host:
         remark(
@@ -136,7 +136,7 @@ def renamed(directories: Directories) -> Directories:
     return directories
 
 
-def to_machines() -> bool:
+def errors_are_json() -> bool:
     """Return True if errors are printed as JSON."""
     return _as_json
 

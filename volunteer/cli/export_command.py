@@ -20,7 +20,7 @@ from cyclopts.validators import Number
 from shared.programs.progress_line import ProgressLine
 from shared.sentences import Sentence
 from shared.text import printable
-from volunteer.cli.exit_codes import ends_raise, hinted, remark
+from volunteer.cli.exit_codes import interrupt_on_end_signals, remark, with_profile
 from volunteer.cli.json_output import print_json
 from volunteer.cli.options import Json, Profile
 from volunteer.i18n.catalogue import _, ngettext, number, translated
@@ -97,12 +97,12 @@ def export(
         enabled=options.workloads,
     )
     export = _Export(places, options, choice, passes=passes if tune else 0)
-    with ends_raise(), _progress(silent=json) as watch:
+    with interrupt_on_end_signals(), _progress(silent=json) as watch:
         home_copy = export.carry_out(to, watch)
     if json:
         return print_json(home_copy)
     for line in lines(home_copy):
-        print(printable(hinted(line, profile)))
+        print(printable(with_profile(line, profile)))
     return 0
 
 

@@ -16,7 +16,7 @@ from shared.programs.help_groups import add_help, group
 from shared.programs.silence_watch import watch_silence
 from shared.sentences import Sentence
 from volunteer.cli import exit_codes, manage, prompt_commands
-from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
+from volunteer.cli.exit_codes import EXIT_USAGE, print_error, with_profile
 from volunteer.cli.export_command import export
 from volunteer.cli.json_output import print_json, print_table
 from volunteer.cli.options import Json, Profile
@@ -115,7 +115,7 @@ def join(
     from volunteer.cli.start import join_now
 
     if not link:
-        return say(
+        return print_error(
             _("the link is missing: `volunteer join 'LINK'`, with the link of your organiser"),
             EXIT_USAGE,
         )
@@ -123,14 +123,14 @@ def join(
     joined = _run(join_now(_directories(profile), " ".join(link), name))
     if json:
         return print_json(joined)
-    met = (
+    greeting = (
         _('welcome, "{nickname}"', nickname=joined.nickname)
         if joined.created
         else _('already joined, "{nickname}"', nickname=joined.nickname)
     )
     where = _(
         "{met}: {server} at {url}, key {key}",
-        met=met,
+        met=greeting,
         server=joined.server,
         url=joined.url,
         key=joined.fingerprint,
@@ -143,8 +143,8 @@ def join(
         print(notice)
     for run in joined.own_data[:RUNS_NAMED]:
         how = _("{run} learns from your own files: `volunteer data add {run} PATH`", run=run)
-        print(printable(hinted(how, profile)))
-    print(hinted(_("next: `volunteer`, or `volunteer --no-ui`"), profile))
+        print(printable(with_profile(how, profile)))
+    print(with_profile(_("next: `volunteer`, or `volunteer --no-ui`"), profile))
     return 0
 
 
@@ -194,7 +194,7 @@ def status(*, json: Json = False, profile: Profile = "") -> int:
     report = _run(_with_control(profile, _status))
     if json:
         return print_json(report)
-    print(hinted("\n".join(status_lines(report)), profile))
+    print(with_profile("\n".join(status_lines(report)), profile))
     return 0
 
 
@@ -247,7 +247,7 @@ def pause(
     sentence = _("{device} paused", device=device) if device else _("paused")
     if ends_at:
         sentence = _("{paused} until {time}", paused=sentence, time=_(words))
-    print(hinted(_("{pause}; continue with `volunteer resume`", pause=sentence), profile))
+    print(with_profile(_("{pause}; continue with `volunteer resume`", pause=sentence), profile))
     return 0
 
 
@@ -259,7 +259,7 @@ def resume(device: Device = "", *, json: Json = False, profile: Profile = "") ->
     _run(_with_control(profile, lambda control: control.do(Resume(device=device))))
     if json:
         return print_json({"ordered": "resume", "device": device})
-    print(hinted(_("resumed; `volunteer status` shows what it does"), profile))
+    print(with_profile(_("resumed; `volunteer status` shows what it does"), profile))
     return 0
 
 
@@ -284,7 +284,7 @@ def finish(
         if then_stop
         else _("the current task is completed; no new one is taken until `volunteer resume`")
     )
-    print(hinted(sentence, profile))
+    print(with_profile(sentence, profile))
     return 0
 
 
@@ -328,7 +328,7 @@ def play(
     from volunteer.cli.start import play as begin
 
     if not exit_codes.at_terminal():
-        return say(_("the board needs a terminal: run `volunteer play` in one"), EXIT_USAGE)
+        return print_error(_("the board needs a terminal: run `volunteer play` in one"), EXIT_USAGE)
     match = Match(run=run, version=version, level=LEVELS.index(level))
     return begin(_directories(profile), match)
 
@@ -360,18 +360,18 @@ group(app, GROUPS)
 
 def run_command(argv: list[str]) -> int:
     """Return the exit code of a command line; errors are sentences on standard error."""
-    return exit_codes.exit_code(lambda: _parsed(argv))
+    return exit_codes.exit_code(lambda: _run_parsed(argv))
 
 
-def _parsed(argv: list[str]) -> object:
+def _run_parsed(argv: list[str]) -> object:
     try:
         command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         from shared.programs.usage_errors import mistake
 
-        _speak({"json": "--json" in argv})
-        return say(translated(mistake("volunteer", error, argv, app)), EXIT_USAGE)
-    _speak(bound.arguments)
+        _set_language({"json": "--json" in argv})
+        return print_error(translated(mistake("volunteer", error, argv, app)), EXIT_USAGE)
+    _set_language(bound.arguments)
     try:
         words, _rest, _more = app.parse_commands(argv)
         if not words:  # the start confines itself, and says what it waits for
@@ -379,11 +379,11 @@ def _parsed(argv: list[str]) -> object:
         with watch_silence(" ".join(("volunteer", *words)), translated):
             return command(*bound.args, **bound.kwargs)
     except VolunteerError as error:
-        error.message = hinted(translated(error.message), bound.arguments.get("profile", ""))
+        error.message = with_profile(translated(error.message), bound.arguments.get("profile", ""))
         raise
 
 
-def _speak(arguments: Mapping[str, Any]) -> None:
+def _set_language(arguments: Mapping[str, Any]) -> None:
     """Set the language from the command line, else the settings, else the environment.
     Machine-readable output is never translated. The command that needs the settings reports their
     errors.
@@ -391,7 +391,7 @@ def _speak(arguments: Mapping[str, Any]) -> None:
     from volunteer.i18n.catalogue import AUTO, LanguageChoice, choose, use
     from volunteer.settings.settings import load
 
-    exit_codes.for_machines(arguments.get("json", False))
+    exit_codes.print_errors_as_json(arguments.get("json", False))
     if arguments.get("json"):
         use(LanguageChoice())
         return
@@ -407,7 +407,7 @@ def _speak(arguments: Mapping[str, Any]) -> None:
 def _directories(profile: str) -> Directories:
     from volunteer.settings.settings import directories
 
-    return exit_codes.renamed(directories(profile=profile))
+    return exit_codes.with_rename_remark(directories(profile=profile))
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

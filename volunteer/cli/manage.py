@@ -16,7 +16,7 @@ from shared.errors import BadRequest, Configuration, VolunteerError
 from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence
 from volunteer.cli.data_commands import app as data
-from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, agreed, hinted, remark
+from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, confirm, remark, with_profile
 from volunteer.cli.json_output import print_json
 from volunteer.cli.options import Json, Profile, Yes
 from volunteer.cli.prompt_commands import ask_account, call_account
@@ -55,23 +55,23 @@ def install(
 
     if join:
         parse_link(join)
-    described = _described(system, join, profile)
-    paths = [str(file.path) for file in described.files]
+    service_files = _service_of(system, join, profile)
+    paths = [str(file.path) for file in service_files.files]
     if show and json:
         return print_json({"files": paths, "written": False})
     if show:
-        for file in described.files:
+        for file in service_files.files:
             print(f"# {file.path}")
             print(_("(secret)") if file.secret else _text(file.data))
         return 0
     from volunteer.service.service import install as carry_out
 
-    carry_out(described)
+    carry_out(service_files)
     if json:
         return print_json({"files": paths, "written": True})
-    for file in described.files:
+    for file in service_files.files:
         print(_("written: {path}", path=file.path))
-    print(hinted("\n".join(map(translated, described.hints)), profile))
+    print(with_profile("\n".join(map(translated, service_files.hints)), profile))
     return 0
 
 
@@ -80,7 +80,7 @@ def remove(*, system: System = False, json: Json = False, profile: Profile = "")
     """Stop the service and remove it."""
     from volunteer.service.service import remove as carry_out
 
-    removed = carry_out(_described(system, "", profile, removing=True))
+    removed = carry_out(_service_of(system, "", profile, removing=True))
     if json:
         return print_json({"removed": removed})
     print(_("the service is removed") if removed else _("there was no service"))
@@ -163,18 +163,20 @@ def uninstall(
     from volunteer.settings.settings import directories
 
     places = directories(profile=profile)
-    described = _removable(profile)
-    files = tuple(f.path for f in described.files if f.path.exists()) if described else ()
+    service_files = _installed_service(profile)
+    files = tuple(f.path for f in service_files.files if f.path.exists()) if service_files else ()
     items = belongings(places, files, whole=all_)
-    if not _agreed(items, places, Farewell(account=all_, hide=hide, yes=yes, json=json)):
+    if not _confirm_removal(
+        items, places, RemovalOptions(account=all_, hide=hide, yes=yes, json=json)
+    ):
         print(_("nothing was changed"))
         return EXIT_FAILURE
-    if described and files:
-        remove_service(described)
-    trouble = _removed(items, places, hide=hide, json=json)
+    if service_files and files:
+        remove_service(service_files)
+    failures = _remove(items, places, hide=hide, json=json)
     if not json:
         _print_remains(removal_line())
-    return EXIT_FAILURE if trouble else 0
+    return EXIT_FAILURE if failures else 0
 
 
 def _print_remains(command: str) -> None:
@@ -201,14 +203,16 @@ def leave(
         for item in belongings(places, (), whole=True)
         if item.path.is_relative_to(places.profile)
     )
-    if not _agreed(items, places, Farewell(account=True, hide=hide, yes=yes, json=json)):
+    if not _confirm_removal(
+        items, places, RemovalOptions(account=True, hide=hide, yes=yes, json=json)
+    ):
         print(_("nothing was changed"))
         return EXIT_FAILURE
-    return EXIT_FAILURE if _removed(items, places, hide=hide, json=json) else 0
+    return EXIT_FAILURE if _remove(items, places, hide=hide, json=json) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Farewell:
+class RemovalOptions:
     """Options of a command that removes files of the program, and perhaps the account."""
 
     account: bool
@@ -217,7 +221,9 @@ class Farewell:
     json: bool
 
 
-def _agreed(items: tuple[Belonging, ...], places: Directories, options: Farewell) -> bool:
+def _confirm_removal(
+    items: tuple[Belonging, ...], places: Directories, options: RemovalOptions
+) -> bool:
     """Print the removed files and the fate of the account; return True if the person agrees.
     Raises BadRequest.
     """
@@ -225,11 +231,11 @@ def _agreed(items: tuple[Belonging, ...], places: Directories, options: Farewell
         if not options.yes:
             raise BadRequest(ASKS_NOTHING)
         return True
-    _list(items, places)
+    _print_belongings(items, places)
     if options.account and (me := _account(places)) is not None:
         for sentence in farewell_lines(me, hide=options.hide):
             print(sentence)
-    return options.yes or _confirmed()
+    return options.yes or _ask_removal()
 
 
 def _account(places: Directories) -> Me | None:
@@ -263,7 +269,7 @@ def farewell_lines(me: Me, *, hide: bool) -> list[str]:
     return lines
 
 
-def _removed(
+def _remove(
     items: tuple[Belonging, ...], places: Directories, *, hide: bool, json: bool
 ) -> list[str]:
     """Hand tasks back and remove the files; return the failures."""
@@ -283,32 +289,32 @@ def _removed(
     tasks_line = translated(
         asyncio.run(release_tasks(ProfileDirectory(places.profile), connector(clock), clock))
     )
-    trouble = remove_files(items)
+    failures = remove_files(items)
     if json:
         paths = [str(item.path) for item in items if item.goes]
-        print_json({"removed": paths, "tasks": tasks_line, "trouble": list(map(str, trouble))})
-        return trouble
+        print_json({"removed": paths, "tasks": tasks_line, "trouble": list(map(str, failures))})
+        return failures
     print(tasks_line)
-    for sentence in trouble:
+    for sentence in failures:
         remark(translated(sentence))
-    return trouble
+    return failures
 
 
 def logs(*, profile: Profile = "") -> int:
     """Follow the log of the service, until Ctrl-C."""
-    described = _removable(profile)
-    if described is None or not any(file.path.exists() for file in described.files):
+    service_files = _installed_service(profile)
+    if service_files is None or not any(file.path.exists() for file in service_files.files):
         raise Configuration(
             Sentence(
                 "no service is installed: `volunteer service install`; a volunteer without one "
                 "writes to its own terminal"
             )
         )
-    if not described.log:
+    if not service_files.log:
         raise Configuration(Sentence("the service writes to its window"))
     remark(_("following the log of the service, until Ctrl-C; lines come as it writes them"))
     with pause_watch():
-        return subprocess.call(described.log)
+        return subprocess.call(service_files.log)
 
 
 def add_to(app: App) -> None:
@@ -323,7 +329,7 @@ def add_to(app: App) -> None:
     app.command(data)
 
 
-def _described(system: bool, join: str, profile: str, *, removing: bool = False) -> Service:
+def _service_of(system: bool, join: str, profile: str, *, removing: bool = False) -> Service:
     from volunteer.service.service import target_here
     from volunteer.service.service_units import describe
 
@@ -333,17 +339,17 @@ def _described(system: bool, join: str, profile: str, *, removing: bool = False)
     return describe(target)
 
 
-def _removable(profile: str) -> Service | None:
+def _installed_service(profile: str) -> Service | None:
     """Return the service of this profile; None on a system without services."""
     from shared.errors import Configuration
 
     try:
-        return _described(False, "", profile, removing=True)
+        return _service_of(False, "", profile, removing=True)
     except Configuration:
         return None
 
 
-def _list(items: tuple[Belonging, ...], places: Directories) -> None:
+def _print_belongings(items: tuple[Belonging, ...], places: Directories) -> None:
     """Print the files and folders of the program, and which of them are deleted."""
     from shared.text import left
     from volunteer.i18n.formats import size
@@ -356,9 +362,9 @@ def _list(items: tuple[Belonging, ...], places: Directories) -> None:
         print(f"{left(_('stays'), 6)} {'':>8}  {_('another profile: {name}', name=name)}")
 
 
-def _confirmed() -> bool:
+def _ask_removal() -> bool:
     if sys.stdin.isatty():
-        return agreed(N_('Remove everything marked "goes"?'))
+        return confirm(N_('Remove everything marked "goes"?'))
     remark(_("no terminal to confirm in: add --yes"))
     return False
 

@@ -17,8 +17,8 @@ from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence, figure
 from shared.text import printable
 from shared.units import DAY_S, MIB
-from volunteer.cli.drawings import draw, picture_of, put
-from volunteer.cli.exit_codes import at_terminal, hinted, remark
+from volunteer.cli.drawings import draw, output_picture, picture_of
+from volunteer.cli.exit_codes import at_terminal, remark, with_profile
 from volunteer.cli.json_output import print_json, print_table
 from volunteer.cli.options import Json, Profile
 from volunteer.i18n.catalogue import N_, _, number
@@ -118,7 +118,7 @@ def key_list(*, json: Json = False, profile: Profile = "") -> int:
     if json:
         return print_json(keys)
     if not keys:
-        print(hinted(_("no key yet: `volunteer key create`"), profile))
+        print(with_profile(_("no key yet: `volunteer key create`"), profile))
         return 0
     names = [_("number"), _("key"), _("state"), _("credits spent"), _("name"), _("only for")]
     print_table(names, [_key_cells(key) for key in keys], {0})
@@ -156,7 +156,7 @@ def usage(
     if json:
         return print_json(rows)
     if not rows:
-        print(hinted(_("nothing was asked yet: `volunteer generate RUN PROMPT`"), profile))
+        print(with_profile(_("nothing was asked yet: `volunteer generate RUN PROMPT`"), profile))
         return 0
     names = [_("at"), _("run"), _("in"), _("out"), _("credits"), _("seconds"), _("key")]
     print_table(names, [_usage_cells(row) for row in rows], {2, 3, 4, 5})
@@ -215,7 +215,7 @@ def generate(
     body |= {name: value for name, value in sampling.items() if value is not None}
     body |= {"answered_by": "organiser"} if private else {}
 
-    async def asked(api: Api) -> tuple[str, Usage | None] | ImageReply:
+    async def ask(api: Api) -> tuple[str, Usage | None] | ImageReply:
         card = await api.query(MODEL, model=model)
         if card.output == "image":
             return await draw(api, model, seed)
@@ -227,11 +227,11 @@ def generate(
             )
         text = await asyncio.to_thread(_standard_input) if prompt == "-" else prompt
         payload = {**body, "prompt": text}
-        return await _said(api, COMPLETIONS, payload, show=stream and not json)
+        return await _stream_answer(api, COMPLETIONS, payload, show=stream and not json)
 
-    reply = ask_account(profile, asked)
+    reply = ask_account(profile, ask)
     if isinstance(reply, ImageReply):
-        return _drawn(reply, model, None if json else output, json=json)
+        return _output_drawing(reply, model, None if json else output, json=json)
     completion, used = reply
     if json:
         return print_json({"model": model, "text": completion, "usage": used})
@@ -240,14 +240,14 @@ def generate(
     return 0
 
 
-def _drawn(reply: ImageReply, model: str, output: Path | None, *, json: bool) -> int:
+def _output_drawing(reply: ImageReply, model: str, output: Path | None, *, json: bool) -> int:
     """Show the picture of an image run and its price."""
     from volunteer.i18n.formats import credit
 
     png = picture_of(reply)
     if json:
         return print_json({"model": model, "images": [png], "usage": reply.usage})
-    put(png, output)
+    output_picture(png, output)
     price = credit(reply.usage.cost_micro, 6)
     print(_("1 picture: {credits} credits", credits=price), file=sys.stderr)
     return 0
@@ -277,7 +277,7 @@ def chat(
         turns: list[dict[str, str]] = []
         while words := await asyncio.to_thread(_line):
             turns.append({"role": "user", "content": words})
-            reply, used = await _said(api, CHAT, {**options, "messages": turns}, show=True)
+            reply, used = await _stream_answer(api, CHAT, {**options, "messages": turns}, show=True)
             turns.append({"role": "assistant", "content": reply})
             print()
             print(_price(used), file=sys.stderr)
@@ -346,12 +346,12 @@ def call_account(
     return answer
 
 
-async def _said(
+async def _stream_answer(
     api: Api, path: str, body: dict[str, Any], *, show: bool
 ) -> tuple[str, Usage | None]:
     """Return an answer and its usage; with `show` the words are printed as they arrive."""
     from shared.protocol.endpoints import MODEL
-    from volunteer.net.prompt_api import streamed
+    from volunteer.net.prompt_api import stream_answer
 
     if "answered_by" not in body:
         card = await api.query(MODEL, model=body["model"])
@@ -360,7 +360,7 @@ async def _said(
 
     parts: list[str] = []
     used = None
-    async for chunk in streamed(api.client, path, body):
+    async for chunk in stream_answer(api.client, path, body):
         used = chunk.usage or used
         for choice in chunk.choices:
             parts.append(choice.words)

@@ -38,7 +38,7 @@ def verify(
     from shared.errors import NotFound, VolunteerError
     from volunteer.account.record_check import contradiction
 
-    directories, identity, book = _opened(profile)
+    directories, identity, book = _open_receipts(profile)
     history, unknown, code = "", "", 0
     try:
         history = "" if offline else asyncio.run(_ask(directories, identity, book))
@@ -50,11 +50,11 @@ def verify(
     except VolunteerError as error:
         unknown = _("the present record was not checked: {error}", error=translated(error.message))
         code = error.exit_code
-    results = _checked(identity, book)
+    results = _check_receipts(identity, book)
     heads = [result.receipt.tree for result in results if result.receipt is not None]
     trees = [head.tree for head in book.signed_heads.heads]
     history = history or contradiction([*trees, *heads])
-    problems = [_named(result) for result in results if result.problem]
+    problems = [_problem_sentence(result) for result in results if result.problem]
     if history or problems:
         code = EXIT_FAILURE
     if json:
@@ -88,7 +88,7 @@ def accept(*, json: Json = False, profile: Profile = "") -> int:
     """
     from volunteer.account.profile import Profile as ProfileDirectory
 
-    directories, _identity, book = _opened(profile)
+    directories, _identity, book = _open_receipts(profile)
     with ProfileDirectory(directories.profile).lock():
         aside = book.start_anew()
     if json:
@@ -97,7 +97,7 @@ def accept(*, json: Json = False, profile: Profile = "") -> int:
     return 0
 
 
-def _opened(profile: str) -> tuple[Directories, Identity, ReceiptBook]:
+def _open_receipts(profile: str) -> tuple[Directories, Identity, ReceiptBook]:
     """Return the receipts of the account in use. Raises Configuration without one."""
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.cli.start import identity_of
@@ -109,7 +109,7 @@ def _opened(profile: str) -> tuple[Directories, Identity, ReceiptBook]:
     return places, identity, ReceiptBook(ProfileDirectory(places.profile).home(identity).receipts)
 
 
-def _checked(identity: Identity, book: ReceiptBook) -> list[CheckedReceipt]:
+def _check_receipts(identity: Identity, book: ReceiptBook) -> list[CheckedReceipt]:
     from volunteer.account.record_check import check_receipt
 
     return [
@@ -129,16 +129,16 @@ async def _ask(directories: Directories, identity: Identity, book: ReceiptBook) 
 
     async def ask(api: Any) -> str:
         check = RecordCheck(api, book, identity.public_key, identity.volunteer_id)
-        problem = await _fetched(profile, check) or await check.check_all()
-        if problem and (restored := await check.accept_restore()):
-            print(restored, file=sys.stderr)
+        problem = await _fetch(profile, check) or await check.check_all()
+        if problem and (restore_sentence := await check.accept_restore()):
+            print(restore_sentence, file=sys.stderr)
             return await check.check_all()
         return problem
 
     return await ask_coordinator(directories, ask)
 
 
-async def _fetched(profile: Any, check: RecordCheck) -> str:
+async def _fetch(profile: Any, check: RecordCheck) -> str:
     """Fetch new receipts, unless the running volunteer does so; a banned account gets none."""
     from shared.errors import Configuration, Forbidden, Unauthorized
 
@@ -149,7 +149,7 @@ async def _fetched(profile: Any, check: RecordCheck) -> str:
         return ""
 
 
-def _named(checked: CheckedReceipt) -> str:
+def _problem_sentence(checked: CheckedReceipt) -> str:
     """Return the problem of a receipt, with the receipt's name."""
     receipt, problem = checked.receipt, translated(checked.problem)
     if receipt is None:

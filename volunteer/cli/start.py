@@ -29,7 +29,14 @@ from shared.programs import gc_freeze
 from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence
 from volunteer.account.profile import Identity, Profile
-from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark, renamed, to_machines
+from volunteer.cli.exit_codes import (
+    at_terminal,
+    confirm,
+    errors_are_json,
+    remark,
+    with_profile,
+    with_rename_remark,
+)
 from volunteer.files import exports, private_directory, set_aside
 from volunteer.i18n.catalogue import N_, LanguageChoice, _, choose, translated, use
 from volunteer.machine import priority
@@ -52,7 +59,7 @@ if TYPE_CHECKING:
 LAST_LINES_S = 5.0
 TRY_S = 0.05
 PORTS = {"https": 443, "socks5": 1080, "socks5h": 1080}  # default ports of schemes
-GOES_ON = N_(
+KEEPS_RUNNING = N_(
     "the volunteer keeps running in the background: `volunteer status` shows it, `volunteer "
     "stop` ends it"
 )
@@ -93,13 +100,13 @@ def work(options: StartOptions) -> int:
         raise BadRequest(Sentence("the screen needs a terminal: use `volunteer --no-ui`"))
     if options.screen and os.environ.get("TERM") == "dumb":
         raise BadRequest(Sentence("this terminal (TERM=dumb) cannot draw: use `volunteer --no-ui`"))
-    directories = renamed(config.directories(profile=options.profile))
+    directories = with_rename_remark(config.directories(profile=options.profile))
     settings = _settings(options, directories)
-    spoken = choose(settings.display.language)
+    language = choose(settings.display.language)
     # machine-readable output is the same in every language
-    use(LanguageChoice() if options.json else spoken)
-    if spoken.problem:
-        remark(spoken.problem)
+    use(LanguageChoice() if options.json else language)
+    if language.problem:
+        remark(language.problem)
     for variable in config.TABLE.ignored(os.environ):
         remark(_("{variable} is ignored: no setting has this name", variable=variable))
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
@@ -107,7 +114,7 @@ def work(options: StartOptions) -> int:
     announced = False
     while True:  # the lock of the one before is free once its process has ended
         with ExitStack() as stack:
-            if _is_ours(profile, stack, options):
+            if _take_lock(profile, stack, options):
                 if not options.screen and settings.priority == "low":
                     priority.lower_process()
                 listener = _confine(settings, directories, screen=options.screen)
@@ -125,7 +132,7 @@ def work(options: StartOptions) -> int:
         time.sleep(TRY_S)
 
 
-def _is_ours(profile: Profile, stack: ExitStack, options: StartOptions) -> bool:
+def _take_lock(profile: Profile, stack: ExitStack, options: StartOptions) -> bool:
     """Return True if this process now holds the profile's lock. Raises Configuration if another
     instance holds it and there is no screen to show that instance.
     """
@@ -159,14 +166,14 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> s
                 writable.append(exports())
         temporary = directories.cache / "tmp"
         delete_folder(temporary, "scratch")
-        sandbox_helper.begin(_outside(directories.config / "config.toml"))
+        sandbox_helper.begin(_helper_jobs(directories.config / "config.toml"))
         ports = _ports(directories, settings)
         sandbox.confine(writable, directories.config, private_directory(temporary), ports)
     memory_limit.limit(settings.memory_gb)
     return listener
 
 
-def _outside(path: Path) -> Mapping[Callable[..., object], Callable[..., object]]:
+def _helper_jobs(path: Path) -> Mapping[Callable[..., object], Callable[..., object]]:
     """Return the jobs outside of the sandbox, each with the function that checks its arguments."""
     from volunteer.machine.presence import GNOME_IDLE, run_here, x11_unused_s
     from volunteer.machine.sandbox_helper import open_page
@@ -222,7 +229,7 @@ def _settings(options: StartOptions, directories: Directories) -> Settings:
         if not (options.screen and path.exists()):
             raise
         remark(translated(error.message))
-        if not agreed(N_("Set the file aside and continue with the defaults?")):
+        if not confirm(N_("Set the file aside and continue with the defaults?")):
             raise
         remark(_("it is kept as {path}", path=set_aside(path)))
         return config.load(options.flags, path=path).settings
@@ -241,7 +248,7 @@ async def _work(
     if not options.screen and profile.current() is None:
         raise Configuration(NOT_JOINED)
     # Measuring and training wait for the owner at a first start with a screen.
-    first = options.screen and not link and _new(profile)
+    first = options.screen and not link and _never_worked(profile)
 
     def engine() -> Engine:
         from volunteer.engine import Engine, World
@@ -282,7 +289,7 @@ async def _without_screen(engine: Engine, front: Headless) -> int:
     return code
 
 
-def _new(profile: Profile) -> bool:
+def _never_worked(profile: Profile) -> bool:
     """Return True if this profile has never worked."""
     identity = profile.current()
     return identity is None or not profile.home(identity).memory.benchmarks
@@ -305,7 +312,7 @@ def _looks(profile: Profile) -> Looks:
 async def _with_screen(make: Callable[[], Engine], screen: VolunteerApp, low: bool) -> int:
     """Run the screen on the agent's event loop; when one ends, so does the other."""
     drawing = asyncio.create_task(screen.run_async())
-    engine = await _behind(screen, drawing, make, low)
+    engine = await _engine_after_first_paint(screen, drawing, make, low)
     if engine is None:
         return await drawing or 0
     working = asyncio.create_task(engine.run())
@@ -320,7 +327,7 @@ async def _with_screen(make: Callable[[], Engine], screen: VolunteerApp, low: bo
     return result or code or 0
 
 
-async def _behind(
+async def _engine_after_first_paint(
     screen: VolunteerApp,
     drawing: asyncio.Task[int | None],
     make: Callable[[], Engine],
@@ -360,7 +367,7 @@ async def _attach(options: StartOptions, profile: Profile, settings: Settings) -
         look = _look(settings, first=False)
         screen = VolunteerApp(control, look=look, looks=_looks(profile))
         code = await screen.run_async() or 0
-        _last_words(screen.departure.farewell or hinted(_(GOES_ON), options.profile))
+        _last_words(screen.departure.farewell or with_profile(_(KEEPS_RUNNING), options.profile))
         return code
 
 
@@ -423,30 +430,30 @@ async def _join(
     enrolment = Enrolment(
         profile=Profile(directories.profile),
         settings=settings,
-        connect=announcing(connector(SystemClock())),
-        progress=_say_work,
+        connect=with_retry_remarks(connector(SystemClock())),
+        progress=_remark_proof_of_work,
     )
     return await join(parse_link(link), name, enrolment, patience_s)
 
 
-def announcing(connect: Connect) -> Connect:
+def with_retry_remarks(connect: Connect) -> Connect:
     """Return a `Connect` whose clients print once that they retry."""
 
-    def connected(address: Address, token: str) -> Client:
+    def connect_with_remark(address: Address, token: str) -> Client:
         client = connect(address, token)
 
         def say(online: bool, message: str, retry_at: float | None) -> None:
-            if retry_at is not None and not to_machines():
+            if retry_at is not None and not errors_are_json():
                 client.watch = None
                 remark(_("retrying: {error}", error=message))
 
         client.watch = say
         return client
 
-    return connected
+    return connect_with_remark
 
 
-def _say_work(bits: int, done: float) -> None:
+def _remark_proof_of_work(bits: int, done: float) -> None:
     """Print once that joining needs some seconds of computation."""
     if done == 0.0:
         from shared.proofs.proof_of_work import search_time_text
@@ -504,7 +511,7 @@ async def _play(directories: Directories, game: Match) -> int:
 
     async def at_the_board(api: Api) -> int:
         with TemporaryDirectory(prefix="volunteer-play-") as cache:
-            rival = VersionOpponent(
+            opponent = VersionOpponent(
                 api,
                 game.run,
                 public_key=identity.public_key,
@@ -513,7 +520,7 @@ async def _play(directories: Directories, game: Match) -> int:
                 threads=settings.threads or default_threads(),
             )
             screen = PlayApp(
-                rival,
+                opponent,
                 game.run,
                 version=game.version,
                 level=game.level,
@@ -523,7 +530,7 @@ async def _play(directories: Directories, game: Match) -> int:
                 with pause_watch():
                     return await screen.run_async() or 0
             finally:
-                rival.close()
+                opponent.close()
 
     return await ask_coordinator(directories, at_the_board)
 

@@ -46,7 +46,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     error: OpenAiError | None = None
 
 
-async def streamed(client: Client, path: str, body: dict[str, object]) -> AsyncIterator[Chunk]:
+async def stream_answer(client: Client, path: str, body: dict[str, object]) -> AsyncIterator[Chunk]:
     """Yield the events of an answer, `usage` last. Raises the coordinator's error, Internal."""
     request = {**body, "stream": True, "stream_options": {"include_usage": True}}
     async with client.events(path, msgspec.json.encode(request)) as pieces:

@@ -85,7 +85,9 @@ async def test_an_address_of_the_own_machine_that_nobody_answers_at() -> None:
 async def retry_in_vain(clock: VirtualClock) -> None:
     """Ask a coordinator that is away, until the patience of a virtual minute ends."""
     async with answering(None, clock) as connect:
-        client = start.announcing(connect)(Address(url="http://127.0.0.1:1", tls_pin=""), "")
+        client = start.with_retry_remarks(connect)(
+            Address(url="http://127.0.0.1:1", tls_pin=""), ""
+        )
         question = asyncio.ensure_future(Api(client).call(endpoints.SERVER, patience_s=60.0))
         async with asyncio.timeout(120):
             while clock.next_at is None:  # it failed, and waits for its next try
@@ -113,11 +115,11 @@ async def test_a_command_for_scripts_leaves_the_next_one_its_sentences(
 
 
 async def test_a_join_by_a_script_prints_no_retries(capsys: pytest.CaptureFixture[str]) -> None:
-    exit_codes.for_machines(True)
+    exit_codes.print_errors_as_json(True)
     try:
         await retry_in_vain(VirtualClock())
     finally:
-        exit_codes.for_machines(False)
+        exit_codes.print_errors_as_json(False)
     assert capsys.readouterr().err == ""  # a script reads one object
 
 

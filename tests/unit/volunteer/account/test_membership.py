@@ -34,7 +34,7 @@ from volunteer.account.membership import (
     same_form,
 )
 from volunteer.account.profile import Profile
-from volunteer.cli.data_commands import screen
+from volunteer.cli.data_commands import data_lines
 from volunteer.net.api import Api
 from volunteer.storage.own_data import OwnBuild, OwnRecord
 
@@ -246,7 +246,7 @@ def test_a_workload_reads_files_of_its_own_kind_itself(tmp_path: Path) -> None:
     other = msgspec.structs.replace(example, meta={"fields": "kPa"})
     assert not same_form(manifest, other)
     record = OwnRecord(run="ward", build="b", manifest=manifest, numbers=numbers, at=0.0)
-    assert "  90 pieces to learn from" in screen(record, tmp_path, MemberTerms())
+    assert "  90 pieces to learn from" in data_lines(record, tmp_path, MemberTerms())
 
 
 async def test_a_run_that_is_gone_keeps_the_data_of_no_other_from_being_declared(

@@ -11,7 +11,7 @@ from shared.protocol.members import MemberData
 from shared.workloads.base import ChunkRef, DatasetManifest
 from volunteer.account.membership import MemberTerms
 from volunteer.account.profile import Identity, Profile
-from volunteer.cli.data_commands import screen
+from volunteer.cli.data_commands import data_lines
 from volunteer.cli.main import run_command
 from volunteer.i18n.catalogue import LanguageChoice, use
 from volunteer.settings.settings import directories
@@ -41,7 +41,7 @@ def record(kind: str) -> OwnRecord:
 def test_a_person_reads_what_will_be_sent_without_words_of_the_trade(
     tmp_path: Path, kind: str, noun: str
 ) -> None:
-    text = "\n".join(screen(record(kind), tmp_path, TERMS))
+    text = "\n".join(data_lines(record(kind), tmp_path, TERMS))
     assert noun in text
     assert "how much there is: 1,234, 56,789, 99" in text
     assert str(tmp_path) in text
@@ -52,7 +52,7 @@ def test_a_person_reads_what_will_be_sent_without_words_of_the_trade(
 
 def test_a_person_reads_the_terms_before_agreeing(tmp_path: Path) -> None:
     def shown(terms: MemberTerms) -> str:
-        return "\n".join(screen(record("tokens"), tmp_path, terms))
+        return "\n".join(data_lines(record("tokens"), tmp_path, terms))
 
     mixed = shown(TERMS)
     assert "published under CC-BY-4.0" in mixed
@@ -67,10 +67,10 @@ def test_a_person_reads_the_terms_before_agreeing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("language", ["de", "es"])
 def test_the_numbers_are_in_every_language(tmp_path: Path, language: str) -> None:
-    english = screen(record("tokens"), tmp_path, TERMS)
+    english = data_lines(record("tokens"), tmp_path, TERMS)
     use(LanguageChoice(language=language, locale=language))
     try:
-        translated = screen(record("tokens"), tmp_path, TERMS)
+        translated = data_lines(record("tokens"), tmp_path, TERMS)
     finally:
         use(LanguageChoice())
     assert "56.789" in "\n".join(translated)

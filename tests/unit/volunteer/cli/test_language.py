@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import BadRequest
-from volunteer.cli.exit_codes import agreed
+from volunteer.cli.exit_codes import confirm
 from volunteer.cli.main import run_command
 from volunteer.i18n.catalogue import LanguageChoice, choose, current, use
 
@@ -61,13 +61,13 @@ def test_a_yes_is_a_yes_in_the_language_of_the_question(
     use(choose(language))
     for typed in (*answers, "", "n", "nein", "yellow", "s or so"):
         monkeypatch.setattr("builtins.input", lambda question, typed=typed: typed)
-        assert agreed("Remove it?") == (typed in answers)
+        assert confirm("Remove it?") == (typed in answers)
 
 
 def test_a_question_that_nobody_can_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(BadRequest, match="no terminal to confirm in: add --yes"):
-        agreed("Remove it?")
+        confirm("Remove it?")
 
 
 def test_what_machines_read_is_the_same_in_every_language(home: Path) -> None:

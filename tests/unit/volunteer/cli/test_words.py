@@ -242,7 +242,7 @@ def joined(home: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
         return await question(answers)
 
     async def join(directories: Any, link: str, name: str) -> Joined:
-        start._say_work(20, 0.0)
+        start._remark_proof_of_work(20, 0.0)
         return Joined(
             server="Little Lab",
             url="https://example.org",
@@ -259,7 +259,7 @@ def joined(home: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
 
     monkeypatch.setattr(start, "ask_coordinator", ask)
     monkeypatch.setattr(start, "join_now", join)
-    monkeypatch.setattr("volunteer.net.prompt_api.streamed", streamed)
+    monkeypatch.setattr("volunteer.net.prompt_api.stream_answer", streamed)
     return answers
 
 
@@ -308,7 +308,7 @@ def test_receipts(joined: Answers, said: Said, monkeypatch: pytest.MonkeyPatch) 
     )
     answer = replace(receipt, contribution=None, version=None)
     found = [CheckedReceipt(receipt=each, problem="") for each in (receipt, answer)]
-    monkeypatch.setattr(receipt_commands, "_checked", lambda identity, book: found)
+    monkeypatch.setattr(receipt_commands, "_check_receipts", lambda identity, book: found)
     assert said("receipts", "verify", "--offline") == set()
     wrong = Sentence("it belongs to another account")
     found += [CheckedReceipt(receipt=each, problem=wrong) for each in (receipt, answer, None)]

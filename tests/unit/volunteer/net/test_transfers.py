@@ -253,7 +253,7 @@ async def test_a_cancel_waits_for_the_piece_of_a_mirror_that_is_being_written(
     monkeypatch.setattr("volunteer.net.transfers.DIRECT_BYTES", 1)
     moving, _ = transfers(Store(data), tmp_path)
     moving.mirrors["https://mirror"] = 1.0
-    monkeypatch.setattr(moving, "_mirrored", mirrored)
+    monkeypatch.setattr(moving, "_mirror_piece", mirrored)
     ref = BlobRef(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
     getting = asyncio.create_task(moving.fetch(ref, lambda done: None))
     assert await asyncio.to_thread(reached.wait, 30)
