@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TakeRecompute(CommandRequest, frozen=True, kw_only=True):
-    """Request of a checker with this device for a recompute, held under its own name."""
+    """Request of a checker for a recompute on its device; `hold` names the checker's hold on it."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     machine: ComputeDevice
@@ -37,7 +37,7 @@ class RenewedRecompute(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportRecompute(HeldRecompute, frozen=True, kw_only=True):
-    """End of a recompute on this device."""
+    """Outcome of a recompute that a checker held, and the device that made it."""
 
     machine: ComputeDevice
     outcome: CheckerOutcome

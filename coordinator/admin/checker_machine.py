@@ -79,7 +79,7 @@ class BlobFolder:
 
 
 async def patiently(ask: Callable[[], Awaitable[T]]) -> T:
-    """Return a server's answer, with retries while it cannot be reached."""
+    """Return a server's answer; retry for four minutes while it cannot be reached."""
     for tried in range(1, TRIES):
         try:
             return await ask()
@@ -116,7 +116,9 @@ class CheckerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checker:
-    """Checker on one device. `tell` receives progress and results."""
+    """Checker on one device. `of` is its name, its device and the device's class; `tell` receives
+    progress and results.
+    """
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ Needs = Literal["nothing", "database", "directory"]
 
 
 class CommandRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the requests; a misspelt field is an error."""
+    """Base of all requests; an unknown field is an error."""
 
 
 class EmptyRequest(CommandRequest, frozen=True, kw_only=True):
@@ -25,19 +25,19 @@ class EmptyRequest(CommandRequest, frozen=True, kw_only=True):
 
 
 class NameRequest(CommandRequest, frozen=True, kw_only=True):
-    """Request about one named thing."""
+    """Request about one run, dataset or volunteer, by its name."""
 
     name: str
 
 
 class NumberRequest(CommandRequest, frozen=True, kw_only=True):
-    """Request about one thing with a number."""
+    """Request about one invite or announcement, by its number."""
 
     id: int
 
 
 class ReasonedRequest(CommandRequest, frozen=True, kw_only=True):
-    """Request about one named thing, with a reason for the record."""
+    """Request about one run or volunteer, by its name, with a reason for the record."""
 
     name: str
     reason: str = ""

@@ -51,8 +51,8 @@ _OPTIONS = {
 
 
 class AddDataset(CommandRequest, frozen=True, kw_only=True):
-    """Request for a new dataset. `text`, `chat`, `images`, `suite` and `files` are paths of the
-    machine that runs the command; remote ones arrive in a `box`.
+    """Request for a new dataset. `text`, `chat`, `images`, `suite` and `files` are paths on the
+    machine that runs the command; files from another machine are in a transfer box, `box`.
     """
 
     name: str
@@ -197,7 +197,7 @@ def _paths(ask: AddDataset) -> tuple[str, ...]:
 
 
 def _in_folders(box: Path, files: Iterable[Path]) -> list[Path]:
-    """Move the sent images into a folder for each class; return the paths to read."""
+    """Move the images of a box into a folder for each class; return the paths to read."""
     top: list[Path] = []
     for path in files:
         sent = _SENT.match(path.name)

@@ -1,7 +1,8 @@
-"""Organiser's commands against a running server: plain HTTP(S) with the organiser's token.
+"""Client of a running server for the organiser's commands: HTTP or HTTPS with the organiser's
+token.
 
-The token is only sent to loopback or over TLS; a server with a certificate of its own is known by
-the pin of its join link.
+The token is sent only to a loopback address or over TLS. The certificate that a server made itself
+is verified by the pin of its join link.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")  # one word, which fits a header
 
 
 class RemoteServer:
-    """One running server, as its organiser's client."""
+    """Client of one running server, with the organiser's token."""
 
     def __init__(self, link: JoinLink, token: str, timeout_s: float = TIMEOUT_S) -> None:
         self._link = link
@@ -185,7 +186,7 @@ class RemoteServer:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its causes; httpx keeps the one of the system behind two of its own."""
+    """Yield an error and its causes; the system's own error is two causes below that of httpx."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -198,7 +199,7 @@ def _copy(response: httpx.Response, file: BinaryIO) -> None:
 
 
 def _good(response: httpx.Response) -> bytes:
-    """Return the whole of a good reply. Raises the error of any other."""
+    """Return the body of a reply with a good status. Raises the error of any other."""
     data = bytearray()
     for piece in response.iter_raw(COPY_BYTES):
         data += piece
@@ -214,11 +215,11 @@ def _good(response: httpx.Response) -> bytes:
 
 
 def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
-    """Return each file, folders walked (hidden files and links skipped), with a name that is unique
-    in a box and keeps its suffix.
+    """Return each file of `paths` and of their folders, but no hidden file or link, with a name
+    that is unique in a box and keeps its suffix.
 
-    The second number of a name identifies the file's folder by its name: 0 for a file that is
-    itself in `paths`, or lies directly in a folder of `paths`. Images of one folder are one class.
+    The second number of a name stands for the name of the file's folder, since images of one folder
+    are one class. It is 0 for a file that is itself in `paths`, or directly in a folder of `paths`.
     """
     names: list[tuple[str, Path]] = []
     folders = {"": 0}

@@ -59,7 +59,9 @@ class Rollback(CommandRequest, frozen=True, kw_only=True):
 
 
 class ExportRun(CommandRequest, frozen=True, kw_only=True):
-    """Request for an export to directory `to` where the command runs; empty = a `box`."""
+    """Request for an export to directory `to` on the machine that runs the command; without one, to
+    a transfer box.
+    """
 
     name: str
     version: int | None = None
@@ -69,7 +71,7 @@ class ExportRun(CommandRequest, frozen=True, kw_only=True):
 
 
 class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of an export, and the box to fetch them from."""
+    """Files of an export, and the transfer box to fetch them from; "" if there is none."""
 
     exported: Exported
     box: str = ""

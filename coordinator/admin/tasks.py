@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ListTasks(CommandRequest, frozen=True, kw_only=True):
-    """Filter: one run, or all runs; the failed tasks, or the open ones too."""
+    """Request for tasks of one run, or of all; only the failed ones, or the open ones too."""
 
     run: str = ""
     failed: bool = False
@@ -32,7 +32,7 @@ class Requeue(CommandRequest, frozen=True, kw_only=True):
 
 
 class RequeuedTasks(msgspec.Struct, frozen=True, kw_only=True):
-    """RequeuedTasks tasks."""
+    """Numbers of the tasks that were queued again."""
 
     ids: tuple[int, ...]
 

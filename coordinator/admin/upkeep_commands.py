@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 class Backup(CommandRequest, frozen=True, kw_only=True):
-    """Request for a backup to folder `to` where the command runs, or through it to a store."""
+    """Request for a backup to folder `to` on the machine of the server, or through that folder to a
+    store.
+    """
 
     to: str
     like: str = ""  # an earlier backup on the same file system
@@ -33,7 +35,7 @@ class Backup(CommandRequest, frozen=True, kw_only=True):
 
 
 class Top(CommandRequest, frozen=True, kw_only=True):
-    """Request for the overview; `forget_silent` first deletes the servers that are gone."""
+    """Request for the overview; `forget_silent` first deletes the rows of servers that ended."""
 
     forget_silent: bool = False
 

@@ -1,4 +1,4 @@
-"""The command `coordinator checker`: recomputes of volunteers' tasks, made on this machine."""
+"""Command `coordinator checker`: recomputes volunteers' tasks on this machine."""
 
 from __future__ import annotations
 

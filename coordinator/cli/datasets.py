@@ -164,7 +164,7 @@ def _with_problems(options: DatasetOptions) -> DatasetOptions:
 
 
 def _mark_taken(name: str, where: Where) -> None:
-    """Warn before the work that a dataset has this name: only equal content is then accepted."""
+    """Warn, before a dataset is built, that its name is taken: only equal content is accepted."""
     from coordinator.admin import datasets as commands
 
     # an error means that nothing is stored yet, or the next call reports it
@@ -321,7 +321,7 @@ def _template(tokenizer: Path | None) -> str:
 
 
 def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
-    """Send the files to the server; return the box that holds them there."""
+    """Send the files to the server; return the transfer box that holds them there."""
     from coordinator.admin.datasets import TOKENIZER_FILE
     from coordinator.admin.remote_server import flat_names
     from shared.workloads.data.skipped import Skipped

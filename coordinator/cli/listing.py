@@ -34,7 +34,7 @@ def as_json_line(value: object) -> None:
 
 
 def table(rows: Sequence[T], columns: Columns[T], empty: str) -> None:
-    """Print a table aligned by terminal cells, numbers to the right; `empty` without rows."""
+    """Print a table aligned by terminal cells, numbers to the right; without rows print `empty`."""
     if not rows:
         print(empty)
         return

@@ -322,8 +322,8 @@ def _moved(run: RunInfo, json: bool, more: str = "") -> None:
 
 
 def _plain(run: RunInfo) -> dict[str, object]:
-    """Return a run for machines: a run that was not started has no version, which the protocol
-    writes as -1.
+    """Return a run's fields for JSON. The version is None for a run that was not started; the
+    protocol writes -1.
     """
     import msgspec
 
@@ -415,8 +415,8 @@ def _measured(run: RunInfo) -> str | None:
 
 
 def print_versions(versions: Sequence[VersionInfo], *, by_members: bool = False) -> None:
-    """Print versions as a table, with a note where the best version is not the obvious one; with
-    `by_members` its members chose it.
+    """Print versions as a table, with a note if the best version is not that of the lowest loss,
+    unless the members chose it (`by_members`).
     """
     table(
         versions,
@@ -435,7 +435,7 @@ def print_versions(versions: Sequence[VersionInfo], *, by_members: bool = False)
 
 
 def best_note(versions: Sequence[VersionInfo]) -> str:
-    """Return why the version with the lowest loss is not the best one; empty where it is."""
+    """Return why the version with the lowest loss is not the best one; "" if it is."""
     best = next((v.loss for v in versions if v.best and v.loss is not None), None)
     if best is None or all(v.loss is None or v.loss >= best for v in versions):
         return ""

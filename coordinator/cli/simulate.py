@@ -1,4 +1,4 @@
-"""The command `coordinator simulate`."""
+"""Command `coordinator simulate`: predicts a run with imagined volunteers, in virtual time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json
 from shared.errors import BadRequest
 
-WIDTH = 79  # of the line of progress
+WIDTH = 79  # cells of the line of progress
 
 
 def simulate(

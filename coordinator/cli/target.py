@@ -1,4 +1,4 @@
-"""Target of a command: the coordinator it is about, reached in this process or on a server."""
+"""Target of a command: the coordinator that it is for, opened in this process or on a server."""
 
 from __future__ import annotations
 
@@ -132,7 +132,9 @@ def of_command_line(argv: Sequence[str]) -> Where:
 
 
 def call(where: Where, command: OrganiserCommand[Q, R], ask: Q) -> R:
-    """Run a command, here or on a server. Raises BadRequest for values out of their bounds."""
+    """Run a command in this process or on a server; return its reply. Raises BadRequest for values
+    out of their bounds.
+    """
     import msgspec
 
     if where.remote and not command.remote:

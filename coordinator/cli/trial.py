@@ -1,4 +1,4 @@
-"""The command `coordinator try`: a first model of somebody's own texts, in one command."""
+"""Command `coordinator try`: trains a first model on a folder of texts, in one command."""
 
 from __future__ import annotations
 
