@@ -23,7 +23,7 @@ from coordinator.cli import (
 from coordinator.cli.target import of_command_line
 from shared.errors import BadRequest, VolunteerError, system_error
 from shared.programs.help_groups import add_help, group
-from shared.programs.interrupts import raise_on_interrupt
+from shared.programs.interrupts import interrupt_on_end_signals, raise_on_interrupt
 from shared.programs.silence_watch import watch_silence
 from shared.programs.standard_streams import make_usable
 from shared.text import error_line
@@ -65,7 +65,7 @@ def main() -> None:
     try:
         raise_on_interrupt()
         words, _, _ = app.parse_commands(sys.argv[1:])
-        with watch_silence(" ".join(("coordinator", *words))):
+        with interrupt_on_end_signals(), watch_silence(" ".join(("coordinator", *words))):
             result = app(sys.argv[1:], exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:

@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 from shared.errors import BadRequest, NotFound, Unavailable, VolunteerError
 from shared.files.source_paths import existing_path
 from shared.nearest import hint
+from shared.programs.interrupts import interrupt_on_end_signals
 from shared.programs.progress_line import ProgressLine
 from shared.sentences import Sentence
 from shared.text import printable
@@ -23,7 +24,6 @@ from volunteer.cli.exit_codes import (
     EXIT_FAILURE,
     at_terminal,
     confirm,
-    interrupt_on_end_signals,
     remark,
     with_profile,
 )

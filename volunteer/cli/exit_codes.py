@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from shared.errors import BadRequest, VolunteerError, system_error
@@ -18,15 +16,12 @@ from shared.text import error_line
 from volunteer.i18n.catalogue import _, pgettext, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import FrameType
+    from collections.abc import Callable
 
     from volunteer.settings.settings import Directories
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 FLUSH_S = 2.0
-# Signals of a system that shuts down, and of a terminal that is closed.
-ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 ASKS_NOTHING = Sentence("--json asks nothing: add --yes")
 
 _as_json = False  # format of printed errors
@@ -56,30 +51,6 @@ def _outcome(command: Callable[[], object]) -> int:
         sentence, code = system_error(error)
         return print_error(translated(sentence), code)
     return result if isinstance(result, int) else 0
-
-
-@contextmanager
-def interrupt_on_end_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise KeyboardInterrupt within the block, as Ctrl-C does, so that it
-    deletes its unfinished files. An ignored signal stays ignored.
-    """
-    changed = []
-    try:
-        for number in ENDS:
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, _interrupt)
-                changed.append(number)
-    except ValueError:
-        pass  # only the main thread hears signals
-    try:
-        yield
-    finally:
-        for number in changed:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def at_terminal() -> bool:

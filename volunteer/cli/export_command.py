@@ -17,10 +17,11 @@ import msgspec
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from shared.programs.interrupts import interrupt_on_end_signals
 from shared.programs.progress_line import ProgressLine
 from shared.sentences import Sentence
 from shared.text import printable
-from volunteer.cli.exit_codes import interrupt_on_end_signals, remark, with_profile
+from volunteer.cli.exit_codes import remark, with_profile
 from volunteer.cli.json_output import print_json
 from volunteer.cli.options import Json, Profile
 from volunteer.i18n.catalogue import _, ngettext, number, translated

@@ -1,4 +1,4 @@
-"""Ctrl-C while a program imports its modules: it ends at once, and shows no traceback."""
+"""Signals that end a command: Ctrl-C during imports shows no traceback, and SIGTERM leaves no file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,36 @@ def test_an_import_is_interrupted_without_a_traceback(
     assert "KeyboardInterrupt" not in done.stderr
     if done.returncode not in (-signal.SIGINT, 130):  # it ended before that many imports
         assert at == 400, done.stderr
+
+
+# Simulates in the temporary folder of the test, not on the RAM disk that other tests use.
+SIMULATOR = """
+from pathlib import Path
+from coordinator.simulate import simulation
+simulation.RAM_DISK = Path("/nowhere")
+from coordinator.cli.main import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_command_that_is_ended_deletes_its_scratch_files(name: str, tmp_path: Path) -> None:
+    example = [sys.executable, "-c", SIMULATOR, "simulate", "--example"]
+    (tmp_path / "scenario.toml").write_text(subprocess.check_output(example, cwd=ROOT, text=True))
+    (scratch := tmp_path / "scratch").mkdir()
+    child = subprocess.Popen(
+        [*example[:-1], str(tmp_path / "scenario.toml"), "--hours", "100000"],
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(scratch)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while child.poll() is None and not any(scratch.glob("simulate-*/machines")):
+        time.sleep(0.02)
+    child.send_signal(getattr(signal, name))
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert not any(scratch.iterdir())
