@@ -14,7 +14,7 @@ from sqlalchemy import Connection, bindparam, exists, func, or_, select, update
 
 from coordinator.database import contributions
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.statements import among, its, one_of
+from coordinator.database.engine.statements import among, equals, one_of
 from coordinator.database.recomputes import IS_OPEN, RecomputeRow, StoredCase
 from coordinator.database.runs import OPEN
 from coordinator.database.tables.accounts import volunteers, workers
@@ -50,7 +50,7 @@ class AuditLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _R, _T, _V = recomputes.c, tasks.c, volunteers.c
-_BY_TASK = select(recomputes).where(its(_R.audit_id))
+_BY_TASK = select(recomputes).where(equals(_R.audit_id))
 _OPEN_NOW = (
     select(func.count())
     .select_from(tasks)
@@ -94,7 +94,7 @@ _AUDIT_PAY = (
     .where(one_of(_T.kind, (AUDIT,)))  # those given back count until retaken
     .group_by(_T.volunteer_id)
 )
-_CHANGE = update(recomputes).where(its(_R.contribution_id))
+_CHANGE = update(recomputes).where(equals(_R.contribution_id))
 # Audits whose recompute has ended without their answer.
 _ASTRAY = (
     update(tasks)
@@ -106,7 +106,7 @@ _ASTRAY = (
 def by_task(conn: Connection, task_id: int, *, lock: bool = False) -> RecomputeRow | None:
     """Return the recompute behind an audit's task; None for another task."""
     query = _BY_TASK.with_for_update() if lock else _BY_TASK
-    row = conn.execute(query, {"its_audit_id": task_id}).mappings().first()
+    row = conn.execute(query, {"where_audit_id": task_id}).mappings().first()
     return None if row is None else RecomputeRow(**row)
 
 
@@ -203,4 +203,4 @@ def tidy(conn: Connection, now: float) -> None:
 
 def change(conn: Connection, row: RecomputeRow, **values: object) -> None:
     """Change the row of the recompute behind an audit."""
-    conn.execute(_CHANGE, {"its_contribution_id": row.contribution_id, **values})
+    conn.execute(_CHANGE, {"where_contribution_id": row.contribution_id, **values})

@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from coordinator.database import passes
-from coordinator.database.engine.statements import among, its, one_of
+from coordinator.database.engine.statements import among, equals, one_of
 from coordinator.database.members import member_rows
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import runs
@@ -146,7 +146,7 @@ _RIGHTS = (
 )
 _PAST = (
     select(tasks.c.run_id, tasks.c.device, tasks.c.steps, tasks.c.ended_at - tasks.c.begun_at)
-    .where(its(tasks.c.worker_id), tasks.c.state == "done", tasks.c.begun_at.is_not(None))
+    .where(equals(tasks.c.worker_id), tasks.c.state == "done", tasks.c.begun_at.is_not(None))
     .where(tasks.c.kind.not_in(BESIDE))
     .order_by(tasks.c.id.desc())
     .limit(PAST)
@@ -213,7 +213,7 @@ def rest(conn: Connection, worker_id: str, run_id: int, until: float, now: float
 def past_speeds(conn: Connection, worker_id: str) -> dict[tuple[str, int], float]:
     """Return the median seconds a step of a worker's last tasks, by device and run."""
     paces: dict[tuple[str, int], list[float]] = {}
-    for run_id, device, steps, seconds in conn.execute(_PAST, {"its_worker_id": worker_id}):
+    for run_id, device, steps, seconds in conn.execute(_PAST, {"where_worker_id": worker_id}):
         paces.setdefault((device, run_id), []).append(max(1e-6, float(seconds) / steps))
     return {place: median(step_s) for place, step_s in paces.items()}
 
@@ -236,7 +236,7 @@ _T = tasks.c
 _TODO = (
     select(_T.id, _T.run_id, _T.pass_no, _T.start, _T.stop, _T.failures, _T.steps, _T.price_micro)
     .add_columns(_T.home, case((one_of(_T.kind, BESIDE), _T.kind), else_="").label("beside"))
-    .where(its(_T.run_id), _T.state == "todo", ~and_(_T.returned, awaits_verdict()))
+    .where(equals(_T.run_id), _T.state == "todo", ~and_(_T.returned, awaits_verdict()))
     .where(among(_T.home, "homes"), of_present_data())
     .order_by(_T.failures, _T.id)
     .limit(bindparam("most"))
@@ -252,7 +252,7 @@ def _todo(
     """
     todo_rows: list[dict[str, Any]] = []
     for run_id in run_ids:
-        values = {"its_run_id": run_id, "homes": homes, "most": limit}
+        values = {"where_run_id": run_id, "homes": homes, "most": limit}
         rows = conn.execute(_TODO, values).mappings()
         todo_rows += [dict(row) for row in rows]
     failed = [row["id"] for row in todo_rows if row.pop("failures")]

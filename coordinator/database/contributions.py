@@ -9,7 +9,7 @@ from typing import cast as cast_type
 import msgspec
 import sqlalchemy as sa
 
-from coordinator.database.engine.statements import among, its, one_of
+from coordinator.database.engine.statements import among, equals, one_of
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import events
@@ -70,12 +70,12 @@ def _row(mapping: Any) -> ContributionRow:
 _C = contributions.c
 _ADD = sa.insert(contributions).returning(*_C)
 _KEEP = sa.update(tasks).where(among(tasks.c.id, "ids")).values(renew_by=None, finish_by=None)
-_BY_ID = sa.select(contributions).where(its(_C.id))
+_BY_ID = sa.select(contributions).where(equals(_C.id))
 _BY_ID_LOCKED = _BY_ID.with_for_update()
 _MERGE_ORDER = (_C.task_id, _C.part, _C.tries)
 _BY_IDS = sa.select(contributions).where(among(_C.id, "ids")).order_by(*_MERGE_ORDER)
 _IS_UPDATE = one_of(_C.kind, UPDATES)
-_TO_MERGE = sa.and_(its(_C.run_id), _C.state == "accepted", _IS_UPDATE)
+_TO_MERGE = sa.and_(equals(_C.run_id), _C.state == "accepted", _IS_UPDATE)
 LEFT_OVER_MAX = 1000  # contributions of a batch
 _LEFT_OVER = (
     sa.select(contributions).where(_TO_MERGE).order_by(*_MERGE_ORDER).limit(sa.bindparam("most"))
@@ -128,7 +128,7 @@ def by_id(
 ) -> ContributionRow:
     """Return a contribution. Raises NotFound, also for another account's."""
     query = _BY_ID_LOCKED if lock else _BY_ID
-    row = conn.execute(query, {"its_id": contribution_id}).mappings().first()
+    row = conn.execute(query, {"where_id": contribution_id}).mappings().first()
     if row is None or volunteer_id not in (None, row["volunteer_id"]):
         raise NotFound(f"you have no contribution {contribution_id}")
     return _row(row)
@@ -171,37 +171,37 @@ def unchecked(conn: sa.Connection, limit: int) -> list[ContributionRow]:
 
 def mergeable(conn: sa.Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
     """Return the accepted updates that may be merged now, in merge order."""
-    rows = conn.execute(_MERGEABLE, {"its_run_id": run_id, "most": limit}).mappings()
+    rows = conn.execute(_MERGEABLE, {"where_run_id": run_id, "most": limit}).mappings()
     return [_row(row) for row in rows]
 
 
 def left_over(conn: sa.Connection, run_id: int) -> list[ContributionRow]:
     """Return accepted updates in merge order, including updates that wait for their recompute."""
-    rows = conn.execute(_LEFT_OVER, {"its_run_id": run_id, "most": LEFT_OVER_MAX}).mappings()
+    rows = conn.execute(_LEFT_OVER, {"where_run_id": run_id, "most": LEFT_OVER_MAX}).mappings()
     return [_row(row) for row in rows]
 
 
-_SET_UNPROVEN = sa.update(contributions).where(its(_C.id)).values(unproven=sa.bindparam("waits"))
+_SET_UNPROVEN = sa.update(contributions).where(equals(_C.id)).values(unproven=sa.bindparam("waits"))
 _PROVED = (
     sa.update(contributions)
-    .where(its(_C.id), _C.state == "accepted")
+    .where(equals(_C.id), _C.state == "accepted")
     .values(unproven=False, weight=sa.bindparam("present_weight"))
 )
 
 
 def wait_for_proof(conn: sa.Connection, contribution_id: int) -> None:
     """Exclude an accepted update from merging until its recompute has passed."""
-    conn.execute(_SET_UNPROVEN, {"its_id": contribution_id, "waits": True})
+    conn.execute(_SET_UNPROVEN, {"where_id": contribution_id, "waits": True})
 
 
 def proved(conn: sa.Connection, contribution_id: int, weight: float) -> None:
     """Release a proven update for merging, with its present weight."""
-    conn.execute(_PROVED, {"its_id": contribution_id, "present_weight": weight})
+    conn.execute(_PROVED, {"where_id": contribution_id, "present_weight": weight})
 
 
 _UNPROVEN_OF = (
     sa.select(contributions)
-    .where(its(_C.volunteer_id), _C.state == "accepted", _C.unproven.is_(True))
+    .where(equals(_C.volunteer_id), _C.state == "accepted", _C.unproven.is_(True))
     .where(_C.id < sa.bindparam("before"))
     .order_by(_C.id)
 )
@@ -209,7 +209,7 @@ _UNPROVEN_OF = (
 
 def unproven_of(conn: sa.Connection, volunteer_id: str, before: int) -> list[ContributionRow]:
     """Return an account's updates below a number that wait for their proof."""
-    values = {"its_volunteer_id": volunteer_id, "before": before}
+    values = {"where_volunteer_id": volunteer_id, "before": before}
     return [_row(row) for row in conn.execute(_UNPROVEN_OF, values).mappings()]
 
 
@@ -217,13 +217,13 @@ def left_behind(conn: sa.Connection, run_id: int, base: int, kind: str) -> list[
     """Return accepted updates that began below version `base` or at a version that a rollback has
     reverted, or are of another kind.
     """
-    values = {"its_run_id": run_id, "base": base, "kind": kind}
+    values = {"where_run_id": run_id, "base": base, "kind": kind}
     return [_row(row) for row in conn.execute(_LEFT_BEHIND, values).mappings()]
 
 
 _GOOD_OF = (
     sa.select(contributions)
-    .where(its(_C.volunteer_id), _C.state.in_(("accepted", "merged", "superseded")))
+    .where(equals(_C.volunteer_id), _C.state.in_(("accepted", "merged", "superseded")))
     .where(_C.received_at >= sa.bindparam("since"), _C.id > sa.bindparam("after"))
     .order_by(_C.id)
     .limit(sa.bindparam("most"))
@@ -231,7 +231,7 @@ _GOOD_OF = (
 )
 _ACCEPTED_OF = (
     sa.select(contributions)
-    .where(its(_C.volunteer_id), _C.state == "accepted", _IS_UPDATE)  # other kinds never merge
+    .where(equals(_C.volunteer_id), _C.state == "accepted", _IS_UPDATE)  # other kinds never merge
     .order_by(_C.id)
     .with_for_update()
 )
@@ -243,22 +243,22 @@ def good_of(
     """Lock and return a volunteer's accepted contributions by number: received from `since` on,
     numbered above `after`.
     """
-    values = {"its_volunteer_id": volunteer_id, "since": since, "after": after, "most": limit}
+    values = {"where_volunteer_id": volunteer_id, "since": since, "after": after, "most": limit}
     return [_row(row) for row in conn.execute(_GOOD_OF, values).mappings()]
 
 
 def accepted_of(conn: sa.Connection, volunteer_id: str) -> list[ContributionRow]:
     """Return a volunteer's accepted, unmerged updates, locked."""
-    rows = conn.execute(_ACCEPTED_OF, {"its_volunteer_id": volunteer_id})
+    rows = conn.execute(_ACCEPTED_OF, {"where_volunteer_id": volunteer_id})
     return [_row(row) for row in rows.mappings()]
 
 
-_NEWEST_OF = sa.select(sa.func.max(_C.id)).where(its(_C.volunteer_id))
+_NEWEST_OF = sa.select(sa.func.max(_C.id)).where(equals(_C.volunteer_id))
 
 
 def newest_of(conn: sa.Connection, volunteer_id: str) -> int:
     """Return the number of a volunteer's newest contribution; 0 if it has none."""
-    return int(conn.execute(_NEWEST_OF, {"its_volunteer_id": volunteer_id}).scalar() or 0)
+    return int(conn.execute(_NEWEST_OF, {"where_volunteer_id": volunteer_id}).scalar() or 0)
 
 
 class PeerContribution(NamedTuple):
@@ -276,7 +276,7 @@ _COHORT = (
     .join_from(
         contributions, versions, sa.and_(_V.run_id == _C.run_id, _V.version == _C.base_version)
     )
-    .where(its(_C.run_id), its(_C.kind), _C.norm.is_not(None))
+    .where(equals(_C.run_id), equals(_C.kind), _C.norm.is_not(None))
     .where(_C.vetted.is_(True), sa.exists().where(volunteers.c.id == _C.volunteer_id, takes_part()))
     # Contributions refused for their norm count too; otherwise a cohort whose first members were
     # outliers would never recover.
@@ -293,7 +293,7 @@ def cohort(conn: sa.Connection, run_id: int, kind: str, limit: int) -> Sequence[
     """Return the newest contributions of vetted accounts that take part: accepted, or refused for
     their norm.
     """
-    values = {"its_run_id": run_id, "its_kind": kind, "most": limit}
+    values = {"where_run_id": run_id, "where_kind": kind, "most": limit}
     # Rows have the struct's fields in order; building structs would take as long as the query.
     return cast_type("Sequence[PeerContribution]", conn.execute(_COHORT, values).all())
 
@@ -304,7 +304,7 @@ _TAKEN_BACK = sa.exists().where(
 _DISCREDITED = (
     sa.select(_C.version, _C.id)
     .join(volunteers, volunteers.c.id == _C.volunteer_id)
-    .where(its(_C.run_id), _C.version >= sa.bindparam("first"), _C.state == "merged")
+    .where(equals(_C.run_id), _C.version >= sa.bindparam("first"), _C.state == "merged")
     .where((volunteers.c.standing == "suspended") | _TAKEN_BACK)
 )
 
@@ -314,14 +314,14 @@ def discredited(conn: sa.Connection, run_id: int, first: int) -> dict[int, froze
     reversed or forfeited.
     """
     by_version: dict[int, set[int]] = {}
-    for version, number in conn.execute(_DISCREDITED, {"its_run_id": run_id, "first": first}):
+    for version, number in conn.execute(_DISCREDITED, {"where_run_id": run_id, "first": first}):
         by_version.setdefault(version, set()).add(number)
     return {version: frozenset(numbers) for version, numbers in by_version.items()}
 
 
 _IS_WAITING = (
     sa.select(_C.id)
-    .where(its(_C.run_id), its(_C.worker_id), _IS_UPDATE)
+    .where(equals(_C.run_id), equals(_C.worker_id), _IS_UPDATE)
     .where(one_of(_C.state, ("received", "checking", "accepted")))
     .limit(1)
 )
@@ -329,7 +329,7 @@ _IS_WAITING = (
 
 def is_waiting(conn: sa.Connection, run_id: int, worker_id: str) -> bool:
     """Return True if a worker has an update that waits to be merged into a run."""
-    values = {"its_run_id": run_id, "its_worker_id": worker_id}
+    values = {"where_run_id": run_id, "where_worker_id": worker_id}
     return conn.execute(_IS_WAITING, values).first() is not None
 
 
@@ -340,7 +340,7 @@ def counts(conn: sa.Connection, run_id: int) -> dict[str, int]:
 
 
 _ACCEPTED_SINCE = sa.select(sa.func.count()).where(
-    its(_C.run_id),
+    equals(_C.run_id),
     one_of(_C.state, ("accepted", "merged", "superseded")),
     _IS_UPDATE,
     _C.received_at >= sa.bindparam("since"),
@@ -349,20 +349,20 @@ _ACCEPTED_SINCE = sa.select(sa.func.count()).where(
 
 def accepted_since(conn: sa.Connection, run_id: int, since: float) -> int:
     """Return how many updates of a run that were received since an instant were accepted."""
-    values = {"its_run_id": run_id, "since": since}
+    values = {"where_run_id": run_id, "since": since}
     return int(conn.execute(_ACCEPTED_SINCE, values).scalar_one())
 
 
 _CHECKED = (
     sa.update(contributions)
-    .where(its(_C.id))
+    .where(equals(_C.id))
     .values(checked_s=_C.checked_s + sa.bindparam("seconds"))
 )
 
 
 def checked(conn: sa.Connection, contribution_id: int, seconds: float) -> None:
     """Add seconds to the duration of a contribution's checks."""
-    conn.execute(_CHECKED, {"its_id": contribution_id, "seconds": seconds})
+    conn.execute(_CHECKED, {"where_id": contribution_id, "seconds": seconds})
 
 
 def merged_by(

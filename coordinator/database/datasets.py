@@ -10,7 +10,7 @@ from sqlalchemy import Connection, insert, select, union
 
 from coordinator.database import key_values, unreferenced_blobs
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import deletion, insert_new, its
+from coordinator.database.engine.statements import deletion, equals, insert_new
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.datasets import blobs, dataset_blobs, datasets
 from shared.decoding import decode
@@ -125,11 +125,11 @@ def by_name(conn: Connection, name: str) -> DatasetRow:
     return _row(dict(row))
 
 
-_BY_ID = select(datasets).where(its(datasets.c.id))
+_BY_ID = select(datasets).where(equals(datasets.c.id))
 
 
 def by_id(conn: Connection, dataset_id: int) -> DatasetRow:
-    return _row(dict(conn.execute(_BY_ID, {"its_id": dataset_id}).mappings().one()))
+    return _row(dict(conn.execute(_BY_ID, {"where_id": dataset_id}).mappings().one()))
 
 
 def of_run(conn: Connection, run: RunRow) -> DatasetRow | None:
@@ -151,12 +151,12 @@ def every(conn: Connection) -> list[DatasetRow]:
 
 
 _D = dataset_blobs.c
-_SERVED = select(_D.sha256).where(its(_D.sha256), _D.served).limit(1)
+_SERVED = select(_D.sha256).where(equals(_D.sha256), _D.served).limit(1)
 
 
 def is_served(conn: Connection, sha256: str) -> bool:
     """Return True if a volunteer may fetch this blob as part of a dataset."""
-    return conn.execute(_SERVED, {"its_sha256": sha256}).first() is not None
+    return conn.execute(_SERVED, {"where_sha256": sha256}).first() is not None
 
 
 # --- the register of blobs ---

@@ -9,7 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from coordinator.database.engine.leased_jobs import LeasedJobs
-from coordinator.database.engine.statements import deletion, its
+from coordinator.database.engine.statements import deletion, equals
 from coordinator.database.tables.versions import evaluations, suite_scores
 
 _S = suite_scores.c
@@ -37,7 +37,7 @@ _E = evaluations.c
 JOBS = LeasedJobs(evaluations, EvaluationRow, free="waiting", leased="running")
 _WAITING = sa.select(evaluations).where(~_E.pruned)
 _WAITING = _WAITING.order_by((_E.version == 0).desc(), _E.version.desc())
-_MEASURED = sa.select(_E.loss).where(its(_E.run_id), _E.state == "done", _E.loss.is_not(None))
+_MEASURED = sa.select(_E.loss).where(equals(_E.run_id), _E.state == "done", _E.loss.is_not(None))
 NEWEST_LOSS = _MEASURED.order_by(_E.version.desc()).limit(1)
 _FIRST_LOSS = _MEASURED.order_by(_E.version).limit(1)
 
@@ -172,17 +172,17 @@ def neighbours(conn: sa.Connection, run_id: int, version: int) -> tuple[int | No
 
 
 def newest_loss(conn: sa.Connection, run_id: int) -> float | None:
-    return conn.execute(NEWEST_LOSS, {"its_run_id": run_id}).scalar()
+    return conn.execute(NEWEST_LOSS, {"where_run_id": run_id}).scalar()
 
 
 def first_loss(conn: sa.Connection, run_id: int) -> float | None:
-    return conn.execute(_FIRST_LOSS, {"its_run_id": run_id}).scalar()
+    return conn.execute(_FIRST_LOSS, {"where_run_id": run_id}).scalar()
 
 
 def metrics_of_ends(conn: sa.Connection, run_id: int) -> tuple[str, str]:
     """Return the metrics of the first and the newest version that have a loss, as JSON."""
     first, newest = (
-        conn.execute(query.with_only_columns(_E.metrics), {"its_run_id": run_id}).scalar() or "{}"
+        conn.execute(query.with_only_columns(_E.metrics), {"where_run_id": run_id}).scalar() or "{}"
         for query in (_FIRST_LOSS, NEWEST_LOSS)
     )
     return first, newest

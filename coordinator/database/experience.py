@@ -18,7 +18,7 @@ from sqlalchemy import (
     update,
 )
 
-from coordinator.database.engine.statements import deletion, its, one_of, sums, upsert
+from coordinator.database.engine.statements import deletion, equals, one_of, sums, upsert
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.experience import (
     chunks,
@@ -244,18 +244,18 @@ _SIZE = tasks.c.stop - tasks.c.start
 _EPISODES = select(
     func.coalesce(func.sum(chunks.c.episodes), 0).label("sealed"),
     func.coalesce(func.sum(chunks.c.samples), 0).label("samples"),
-).where(its(chunks.c.run_id))
+).where(equals(chunks.c.run_id))
 _TASKS = select(
     _total(_LEARN & tasks.c.state.not_in(("discarded", "cancelled")), _SIZE).label("planned"),
     _total(_LEARN & (tasks.c.state == "done"), _SIZE).label("learnt"),
     _total(_LEARN & one_of(tasks.c.state, WAITING), 1).label("merging"),
     _total(_LEARN & _IS_OPEN, 1).label("learning"),
     _total((tasks.c.kind == "evaluate") & _IS_OPEN, 1).label("measuring"),
-).where(its(tasks.c.run_id), one_of(tasks.c.kind, ("learn", "evaluate")), _OF_NO_PASS)
+).where(equals(tasks.c.run_id), one_of(tasks.c.kind, ("learn", "evaluate")), _OF_NO_PASS)
 
 
 def totals(conn: Connection, run_id: int) -> Totals:
-    values = {"its_run_id": run_id}
+    values = {"where_run_id": run_id}
     episodes = conn.execute(_EPISODES, values).mappings().one()
     counts = conn.execute(_TASKS, values).mappings().one()
     return Totals(**{name: int(number) for name, number in {**episodes, **counts}.items()})

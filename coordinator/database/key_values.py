@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select, update
 
-from coordinator.database.engine.statements import deletion, insert_new, its
+from coordinator.database.engine.statements import deletion, equals, insert_new
 from coordinator.database.tables.record import meta
 from shared.files.deletions import Reason
 
@@ -27,13 +27,13 @@ BACKUP_ROOM = "backup.room"  # why backups soon have no room, or have none; "" =
 ACCOUNTS = "accounts"  # stamp, renewed with each change of an account that servers must notice
 
 
-_GET = select(meta.c.value).where(its(meta.c.key))
+_GET = select(meta.c.value).where(equals(meta.c.key))
 _LOCKED = _GET.with_for_update()
 
 
 def get(conn: Connection, key: str, *, lock: bool = False) -> str | None:
     """Return a value, None without one; `lock` locks it until the transaction ends."""
-    return conn.execute(_LOCKED if lock else _GET, {"its_key": key}).scalar()
+    return conn.execute(_LOCKED if lock else _GET, {"where_key": key}).scalar()
 
 
 def put_new(conn: Connection, key: str, value: str) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, exists, insert, select
 
 from coordinator.database.engine.leased_jobs import LeasedJobs
-from coordinator.database.engine.statements import deletion, its
+from coordinator.database.engine.statements import deletion, equals
 from coordinator.database.tables.merges import merge_parts, merges, state_parts
 from shared.decoding import decode
 
@@ -66,12 +66,12 @@ def begin(conn: Connection, merge_id: int, phases: Sequence[Phase], shards: Sequ
     conn.execute(insert(merge_parts), rows)
 
 
-_DROP = deletion(merge_parts, "settled").where(its(merge_parts.c.merge_id))
+_DROP = deletion(merge_parts, "settled").where(equals(merge_parts.c.merge_id))
 
 
 def drop(conn: Connection, merge_id: int) -> None:
     """Delete the parts of a finished merge."""
-    conn.execute(_DROP, {"its_merge_id": merge_id})
+    conn.execute(_DROP, {"where_merge_id": merge_id})
 
 
 def of_merge(conn: Connection, merge_id: int) -> list[PartRow]:

@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy import Connection, insert, or_, select
 
 from coordinator.database.engine.leased_jobs import LeasedJobs
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import equals
 from coordinator.database.tables.merges import merges
 
 
@@ -46,7 +46,7 @@ class Bid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _M = merges.c
-_MERGE = select(merges).where(its(_M.run_id), its(_M.base), its(_M.shard))
+_MERGE = select(merges).where(equals(_M.run_id), equals(_M.base), equals(_M.shard))
 _ADD_MERGE = insert(merges).returning(*_M)
 JOBS = LeasedJobs(merges, MergeRow, free="abandoned", leased="leased")
 
@@ -70,7 +70,7 @@ def take_over(conn: Connection, merge: MergeRow, bid: Bid, now: float) -> MergeR
 
 def of_base(conn: Connection, run_id: int, base: int) -> MergeRow | None:
     """Return the merge from a version to the next, in any state; None before it begins."""
-    key = {"its_run_id": run_id, "its_base": base, "its_shard": 0}
+    key = {"where_run_id": run_id, "where_base": base, "where_shard": 0}
     row = conn.execute(_MERGE, key).mappings().first()
     return None if row is None else MergeRow(**row)
 

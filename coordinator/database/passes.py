@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 from sqlalchemy import Connection, bindparam, func, select, update
 
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import equals
 from coordinator.database.runs import RunRow
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
@@ -43,17 +43,19 @@ def open_pass(conn: Connection, run_id: int) -> int:
     return int(pass_no) + 1
 
 
-_MOVE = update(runs).where(its(runs.c.id))
+_MOVE = update(runs).where(equals(runs.c.id))
 
 
 def set_cursor(conn: Connection, run_id: int, pass_no: int, cursor: int) -> None:
     """Set the pass of a run, whose row is locked, and its first sample that no task has yet."""
-    conn.execute(_MOVE, {"its_id": run_id, "pass_no": pass_no, "cursor": cursor})
+    conn.execute(_MOVE, {"where_id": run_id, "pass_no": pass_no, "cursor": cursor})
 
 
 _UNDONE = (
     select(tasks.c.id)
-    .where(its(tasks.c.run_id), its(tasks.c.state), tasks.c.pass_no.between(1, bindparam("last")))
+    .where(
+        equals(tasks.c.run_id), equals(tasks.c.state), tasks.c.pass_no.between(1, bindparam("last"))
+    )
     .limit(1)
 )
 
@@ -62,9 +64,11 @@ def is_over(conn: Connection, run: RunRow, last: int) -> bool:
     """Return True if every sample of a run's passes up to `last` is merged or discarded."""
     if run.pass_no < last or (run.pass_no == last and run.cursor < run.samples_total):
         return False
-    values = {"its_run_id": run.id, "last": last}
+    values = {"where_run_id": run.id, "last": last}
     undone = ("todo", "doing", "accepted", "cancelled")
-    return not any(conn.execute(_UNDONE, values | {"its_state": state}).first() for state in undone)
+    return not any(
+        conn.execute(_UNDONE, values | {"where_state": state}).first() for state in undone
+    )
 
 
 def measure(conn: Connection, run_id: int) -> RunPace | None:
@@ -112,19 +116,19 @@ def measure(conn: Connection, run_id: int) -> RunPace | None:
 
 _IN_WORK = select(tasks.c.worker_id, tasks.c.device, tasks.c.begun_at, tasks.c.steps)
 _IN_WORK = _IN_WORK.add_columns(tasks.c.flops).where(
-    its(tasks.c.run_id),
+    equals(tasks.c.run_id),
     tasks.c.state == "doing",
     tasks.c.begun_at.is_not(None),
     tasks.c.kind.not_in(BESIDE),
 )
 _WAITING = select(func.count()).where(
-    its(tasks.c.run_id), tasks.c.state == "accepted", tasks.c.kind.not_in(BESIDE)
+    equals(tasks.c.run_id), tasks.c.state == "accepted", tasks.c.kind.not_in(BESIDE)
 )
 
 
 def in_work(conn: Connection, run_id: int) -> tuple[list[TaskInWork], int]:
     """Return the tasks of a run's passes that have begun, and how many wait for a merge."""
-    values = {"its_run_id": run_id}
+    values = {"where_run_id": run_id}
     works = [
         TaskInWork(row.worker_id, row.device, row.begun_at, row.steps, row.flops)
         for row in conn.execute(_IN_WORK, values)

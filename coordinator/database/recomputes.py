@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.leased_jobs import LeasedJobs
-from coordinator.database.engine.statements import among, deletion, its, one_of
+from coordinator.database.engine.statements import among, deletion, equals, one_of
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
@@ -90,7 +90,7 @@ _R, _V = recomputes.c, volunteers.c
 IS_OPEN = one_of(_R.state, ("waiting", "leased"))
 JOBS = LeasedJobs(recomputes, RecomputeRow, free="waiting", leased="leased")
 _ADD = sa.insert(recomputes).returning(*_R)
-_GET = sa.select(recomputes).where(its(_R.contribution_id))
+_GET = sa.select(recomputes).where(equals(_R.contribution_id))
 
 # --- the queue ---
 
@@ -122,7 +122,7 @@ _IS_OF_NEWCOMER = (
     sa.select(_IS_NEW)
     .select_from(recomputes)
     .join(volunteers, _V.id == _R.volunteer_id)
-    .where(its(_R.contribution_id))
+    .where(equals(_R.contribution_id))
 )
 _PLACE = _R.drawn_at + (sa.func.coalesce(_SPENT.c.flops, 0.0) + _R.flops) / CORE_FLOPS
 _AUDITED = sa.exists().where(tasks.c.id == _R.audit_id, tasks.c.state == "doing")
@@ -163,7 +163,7 @@ def _turn(conn: sa.Connection, now: float, under_way: RecomputeRow | None = None
     """Return 1 while newcomers have had under half of the recent and running recomputes, else 0."""
     done = {int(is_new): float(flops) for is_new, flops in conn.execute(_SHARES, {"now": now})}
     if under_way is not None:
-        number = {"its_contribution_id": under_way.contribution_id}
+        number = {"where_contribution_id": under_way.contribution_id}
         is_new = int(conn.execute(_IS_OF_NEWCOMER, number).scalar_one())
         done[is_new] = done.get(is_new, 0.0) + under_way.flops
     return int(done.get(1, 0.0) < done.get(0, 0.0))
@@ -198,7 +198,7 @@ def take(
     return JOBS.take(conn, _FOR_SERVER.params(values), holder.owner, holder.until)
 
 
-_LEASED_TO = sa.select(recomputes).where(its(_R.owner), _R.state == "leased")
+_LEASED_TO = sa.select(recomputes).where(equals(_R.owner), _R.state == "leased")
 
 
 def take_for_checker(
@@ -207,7 +207,7 @@ def take_for_checker(
     """Return the recompute that a checker has, or lease it the next one of its own class of
     devices, or of a class that no other machine can compare; None without one.
     """
-    row = conn.execute(_LEASED_TO, {"its_owner": holder.owner}).mappings().first()
+    row = conn.execute(_LEASED_TO, {"where_owner": holder.owner}).mappings().first()
     if row is not None:
         return RecomputeRow(**row)
     values = {"now": holder.now, "own": kind, "others": sorted({HERE, *served} - {kind})}
@@ -248,11 +248,13 @@ def add(conn: sa.Connection, row: ContributionRow, order: DrawTerms) -> Recomput
 def get(conn: sa.Connection, contribution_id: int, *, lock: bool = False) -> RecomputeRow | None:
     """Return the recompute of a contribution; None without one."""
     query = _GET.with_for_update() if lock else _GET
-    row = conn.execute(query, {"its_contribution_id": contribution_id}).mappings().first()
+    row = conn.execute(query, {"where_contribution_id": contribution_id}).mappings().first()
     return None if row is None else RecomputeRow(**row)
 
 
-_END = sa.update(recomputes).where(its(_R.contribution_id), _R.state != "done").values(state="done")
+_END = (
+    sa.update(recomputes).where(equals(_R.contribution_id), _R.state != "done").values(state="done")
+)
 
 
 def end(
@@ -263,7 +265,7 @@ def end(
     """
     message, measured = messages
     values = {"result": result, "message": message, "measured": measured, "ended_at": now}
-    return conn.execute(_END, {"its_contribution_id": contribution_id} | values).rowcount == 1
+    return conn.execute(_END, {"where_contribution_id": contribution_id} | values).rowcount == 1
 
 
 # --- the draws of an account ---
@@ -271,21 +273,21 @@ def end(
 _IS_DRAW = _R.refusal == ""
 _OPEN_OF = (
     sa.select(_R.contribution_id)
-    .where(its(_R.volunteer_id), IS_OPEN, _IS_DRAW)
+    .where(equals(_R.volunteer_id), IS_OPEN, _IS_DRAW)
     .order_by(_R.contribution_id)
 )
 # An audit's answer is an open draw of its auditor, too, until the recompute has a result.
-_ANSWERED_OF = sa.select(sa.func.min(_R.answer_id)).where(its(_R.auditor_id), IS_OPEN)
+_ANSWERED_OF = sa.select(sa.func.min(_R.answer_id)).where(equals(_R.auditor_id), IS_OPEN)
 _PROVEN_TO = (
     sa.select(_R.contribution_id)
-    .where(its(_R.volunteer_id), one_of(_R.state, ("done",)), _R.result == "passed", _IS_DRAW)
+    .where(equals(_R.volunteer_id), one_of(_R.state, ("done",)), _R.result == "passed", _IS_DRAW)
     .where(_R.contribution_id > sa.bindparam("after"), _R.contribution_id < sa.bindparam("before"))
     .order_by(_R.contribution_id.desc())
     .limit(1)
 )
 _SAME_TASK = (
     sa.select(_R.contribution_id)
-    .where(its(_R.task_id), its(_R.volunteer_id), _R.result == "passed", _IS_DRAW)
+    .where(equals(_R.task_id), equals(_R.volunteer_id), _R.result == "passed", _IS_DRAW)
     .where(_R.contribution_id != sa.bindparam("but"))
     .limit(1)
 )
@@ -320,7 +322,7 @@ def oldest_open(conn: sa.Connection, volunteer_ids: Iterable[str]) -> dict[str, 
 
 def open_of(conn: sa.Connection, volunteer_id: str) -> list[int]:
     """Return the draws of an account without a result, by their contributions."""
-    return list(conn.execute(_OPEN_OF, {"its_volunteer_id": volunteer_id}).scalars())
+    return list(conn.execute(_OPEN_OF, {"where_volunteer_id": volunteer_id}).scalars())
 
 
 class Proven(msgspec.Struct, frozen=True, kw_only=True):
@@ -333,9 +335,9 @@ class Proven(msgspec.Struct, frozen=True, kw_only=True):
 
 def proven(conn: sa.Connection, volunteer_id: str, after: int) -> Proven:
     """Return the contributions above `after` that the draws of an account prove."""
-    before = conn.execute(_ANSWERED_OF, {"its_auditor_id": volunteer_id}).scalar() or NO_ID
+    before = conn.execute(_ANSWERED_OF, {"where_auditor_id": volunteer_id}).scalar() or NO_ID
     before = min([before, *open_of(conn, volunteer_id)[:1]])
-    values = {"its_volunteer_id": volunteer_id, "after": after, "before": before}
+    values = {"where_volunteer_id": volunteer_id, "after": after, "before": before}
     last = int(conn.execute(_PROVEN_TO, values).scalar() or 0)
     return Proven(after=after, last=last, before=before)
 
@@ -356,16 +358,16 @@ def passed_of(conn: sa.Connection, row: ContributionRow, most: int) -> list[str]
 
 def is_fresh(conn: sa.Connection, row: RecomputeRow) -> bool:
     """Return True if no other draw of this task and account passed."""
-    values = {"its_task_id": row.task_id, "its_volunteer_id": row.volunteer_id}
+    values = {"where_task_id": row.task_id, "where_volunteer_id": row.volunteer_id}
     return conn.execute(_SAME_TASK, values | {"but": row.contribution_id}).first() is None
 
 
 # --- refused updates ---
 
-_ASKED_OF_RUN = sa.select(sa.func.count()).where(its(_R.run_id), IS_OPEN, ~_IS_DRAW)
-_ASKED_OF_ACCOUNT = sa.select(sa.func.count()).where(its(_R.volunteer_id), IS_OPEN, ~_IS_DRAW)
+_ASKED_OF_RUN = sa.select(sa.func.count()).where(equals(_R.run_id), IS_OPEN, ~_IS_DRAW)
+_ASKED_OF_ACCOUNT = sa.select(sa.func.count()).where(equals(_R.volunteer_id), IS_OPEN, ~_IS_DRAW)
 _REPEATED = sa.select(sa.func.count()).where(
-    its(_R.run_id),
+    equals(_R.run_id),
     one_of(_R.refusal, sorted(ADVICE)),
     _R.result == "passed",
     _R.drawn_at >= sa.bindparam("since"),
@@ -374,14 +376,14 @@ _REPEATED = sa.select(sa.func.count()).where(
 
 def open_refusals(conn: sa.Connection, run_id: int, volunteer_id: str) -> tuple[int, int]:
     """Return how many refused tasks of a run, and of an account, wait to be done again."""
-    of_run = conn.execute(_ASKED_OF_RUN, {"its_run_id": run_id}).scalar_one()
-    of_account = conn.execute(_ASKED_OF_ACCOUNT, {"its_volunteer_id": volunteer_id}).scalar_one()
+    of_run = conn.execute(_ASKED_OF_RUN, {"where_run_id": run_id}).scalar_one()
+    of_account = conn.execute(_ASKED_OF_ACCOUNT, {"where_volunteer_id": volunteer_id}).scalar_one()
     return int(of_run), int(of_account)
 
 
 def repeated_refusals(conn: sa.Connection, run_id: int, since: float) -> int:
     """Return how many refusals of a run's work since an instant a recompute repeated."""
-    values = {"its_run_id": run_id, "since": since}
+    values = {"where_run_id": run_id, "since": since}
     return int(conn.execute(_REPEATED, values).scalar_one())
 
 
@@ -389,7 +391,7 @@ def repeated_refusals(conn: sa.Connection, run_id: int, since: float) -> int:
 
 _NEWEST_WORK = (
     sa.select(_R.work)
-    .where(its(_R.run_id), _R.flops > 0)
+    .where(equals(_R.run_id), _R.flops > 0)
     .order_by(_R.contribution_id.desc())
     .limit(1)
 )
@@ -397,7 +399,7 @@ _NEWEST_WORK = (
 
 def newest_work(conn: sa.Connection, run_id: int) -> str | None:
     """Return the stored task of a run's newest draw of an update; None without one."""
-    return conn.execute(_NEWEST_WORK, {"its_run_id": run_id}).scalar()
+    return conn.execute(_NEWEST_WORK, {"where_run_id": run_id}).scalar()
 
 
 _WAITING = sa.select(sa.func.count()).where(IS_OPEN)
@@ -423,7 +425,7 @@ _DONE_LATELY = sa.select(sa.func.sum(_NEWEST_DONE.c.flops), sa.func.sum(_NEWEST_
 _ABLE = (_R.flops <= RECOMPUTE_FLOPS_MAX) | among(_R.kind, "served")
 _BEHIND = sa.select(sa.func.sum(_R.flops)).where(IS_OPEN, _ABLE)
 _STUCK = sa.select(_R.contribution_id).where(
-    its(_R.volunteer_id), IS_OPEN, ~_ABLE | (_R.message != "")
+    equals(_R.volunteer_id), IS_OPEN, ~_ABLE | (_R.message != "")
 )
 
 
@@ -439,7 +441,7 @@ def backlog_s(
     if a draw of the account `of` waits for another machine.
     """
     flops, seconds = conn.execute(_DONE_LATELY, {"now": now}).one()
-    values = {"served": sorted(served), "its_volunteer_id": of}
+    values = {"served": sorted(served), "where_volunteer_id": of}
     if not (flops and seconds) or (of and conn.execute(_STUCK, values).first() is not None):
         return None
     return float(conn.execute(_BEHIND, values).scalar() or 0.0) * float(seconds) / float(flops)
@@ -458,14 +460,14 @@ def blobs_in_use(conn: sa.Connection) -> set[str]:
 # --- the organiser's own machines, which make recomputes ---
 
 _K = checkers.c
-_SEEN = sa.update(checkers).where(its(_K.name))
+_SEEN = sa.update(checkers).where(equals(_K.name))
 _NEWEST = sa.select(_K.kind, sa.func.max(_K.seen_at)).group_by(_K.kind)
 
 
 def see_checker(conn: sa.Connection, name: str, kind: str, now: float) -> bool:
     """Store that a checker is active; return True if it is new. Long absent ones are deleted."""
     values = {"kind": kind, "seen_at": now}
-    if conn.execute(_SEEN.values(**values), {"its_name": name}).rowcount:
+    if conn.execute(_SEEN.values(**values), {"where_name": name}).rowcount:
         return False
     conn.execute(deletion(checkers, "expired").where(_K.seen_at < now - FORGOTTEN_S))
     conn.execute(sa.insert(checkers).values(name=name, **values))

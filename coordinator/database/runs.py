@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import among, deletion, its, one_of
+from coordinator.database.engine.statements import among, deletion, equals, one_of
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
@@ -114,8 +114,8 @@ def remove(conn: sa.Connection, run_id: int) -> None:
     conn.execute(deletion(runs, "asked").where(runs.c.id == run_id, runs.c.state == "draft"))
 
 
-_BY_NAME = sa.select(runs).where(its(runs.c.name))
-_BY_ID = sa.select(runs).where(its(runs.c.id))
+_BY_NAME = sa.select(runs).where(equals(runs.c.name))
+_BY_ID = sa.select(runs).where(equals(runs.c.id))
 _BY_ID_LOCKED = _BY_ID.with_for_update(key_share=True)  # inserts that name the run need not wait
 _EVERY = sa.select(runs).where(runs.c.state != "deleted").order_by(runs.c.id)
 _IN_STATES = _EVERY.where(among(runs.c.state, "states"))
@@ -123,7 +123,7 @@ _IN_STATES = _EVERY.where(among(runs.c.state, "states"))
 
 def by_name(conn: sa.Connection, name: str) -> RunRow:
     """Find a run by name. Raises NotFound, which lists the five newest runs."""
-    row = conn.execute(_BY_NAME, {"its_name": name}).mappings().first()
+    row = conn.execute(_BY_NAME, {"where_name": name}).mappings().first()
     if row is None:
         newest = sa.select(runs.c.name).where(runs.c.state != "deleted").order_by(runs.c.id.desc())
         names = conn.execute(newest.limit(5)).scalars().all()
@@ -134,7 +134,7 @@ def by_name(conn: sa.Connection, name: str) -> RunRow:
 def by_id(conn: sa.Connection, run_id: int, *, lock: bool = False) -> RunRow:
     """Find a run by id. Raises NotFound."""
     query = _BY_ID_LOCKED if lock else _BY_ID
-    row = conn.execute(query, {"its_id": run_id}).mappings().first()
+    row = conn.execute(query, {"where_id": run_id}).mappings().first()
     if row is None:
         raise NotFound(f"there is no run {run_id}")
     return _row(row)
@@ -191,27 +191,27 @@ def move(
         raise Conflict(f'the run "{run.name}" has just changed; look again and retry')
 
 
-_SET = sa.update(runs).where(its(runs.c.id))
-_SET_HEAD = _SET.where(its(runs.c.head))
+_SET = sa.update(runs).where(equals(runs.c.id))
+_SET_HEAD = _SET.where(equals(runs.c.head))
 
 
 def set_head(conn: sa.Connection, run_id: int, base: int, **values: object) -> bool:
     """Compare-and-set the head; return False if another process has moved it."""
-    key = {"its_id": run_id, "its_head": base, "head": base + 1}
+    key = {"where_id": run_id, "where_head": base, "head": base + 1}
     return conn.execute(_SET_HEAD, key | values).rowcount == 1
 
 
 def set_values(conn: sa.Connection, run_id: int, **values: object) -> None:
-    conn.execute(_SET, {"its_id": run_id} | values)
+    conn.execute(_SET, {"where_id": run_id} | values)
 
 
 def _at_work() -> sa.ColumnElement[bool]:
     """Return the condition that a live worker holds a run's task or waits for its merge."""
     doing = one_of(tasks.c.state, ("doing",))
-    holding = sa.select(tasks.c.worker_id).where(its(tasks.c.run_id), doing)
+    holding = sa.select(tasks.c.worker_id).where(equals(tasks.c.run_id), doing)
     c = contributions.c
     waiting = sa.select(c.worker_id).where(
-        its(c.run_id),
+        equals(c.run_id),
         one_of(c.state, ("checking", "accepted")),
         (c.state == "checking") | one_of(c.kind, UPDATES),
     )
@@ -222,7 +222,9 @@ def _at_work() -> sa.ColumnElement[bool]:
 def _steering(vetted: bool) -> sa.Select[int]:
     """Return the query that counts a run's delivering workers, at least 1 a volunteer."""
     c, w = contributions.c, workers.c
-    good = sa.exists().where(c.volunteer_id == w.volunteer_id, c.worker_id == w.id, its(c.run_id))
+    good = sa.exists().where(
+        c.volunteer_id == w.volunteer_id, c.worker_id == w.id, equals(c.run_id)
+    )
     good = good.where(one_of(c.kind, UPDATES))
     # Two queries, each by an index: one with OR would read all contributions of a volunteer.
     lately = good.where(c.version > sa.bindparam("before")) | good.where(c.state == "accepted")
@@ -258,7 +260,7 @@ class Turnout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _turnout(vetted: bool) -> sa.Select[Any]:
-    of_run = _WAITS & (_C.run_id == sa.bindparam("its_run_id"))
+    of_run = _WAITS & (_C.run_id == sa.bindparam("where_run_id"))
     return sa.select(
         sa.func.count().label("count"),
         sa.func.coalesce(sa.func.sum(_C.steps), 0).label("steps"),
@@ -275,7 +277,7 @@ _TURNOUT = {vetted: _turnout(vetted) for vetted in (True, False)}
 
 def live_workers(conn: sa.Connection, run_id: int, since: float) -> int:
     """Return how many workers seen since an instant are at work for a run."""
-    values = {"its_run_id": run_id, "since": since}
+    values = {"where_run_id": run_id, "since": since}
     return int(conn.execute(_LIVE_WORKERS, values).scalar_one())
 
 
@@ -287,7 +289,7 @@ def turnout(conn: sa.Connection, run: RunRow, since: float, *, vetted: bool) -> 
     volunteer without such a worker counts as one, however many machines hold leases. `vetted`
     counts only vetted accounts; without it, accounts with one proof count too.
     """
-    values = {"its_run_id": run.id, "since": since, "before": run.head - LATELY}
+    values = {"where_run_id": run.id, "since": since, "before": run.head - LATELY}
     row = dict(conn.execute(_TURNOUT[vetted], values).mappings().one())
     sums = {name: int(row[name]) for name in ("count", "steps", "samples", "workers")}
     return Turnout(**row | sums)

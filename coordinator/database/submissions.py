@@ -18,7 +18,7 @@ from sqlalchemy.types import TypeEngine
 
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.bulk_statements import BulkStatement
-from coordinator.database.engine.statements import among, its, one_of
+from coordinator.database.engine.statements import among, equals, one_of
 from coordinator.database.evaluations import NEWEST_LOSS
 from coordinator.database.runs import RunRow
 from coordinator.database.tables.accounts import volunteers
@@ -47,7 +47,7 @@ class NextPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _C, _U, _V = contributions.c, uploads.c, volunteers.c
-_OF_ATTEMPT = its(_C.task_id) & its(_C.attempt)
+_OF_ATTEMPT = equals(_C.task_id) & equals(_C.attempt)
 _PARTS = sa.select(sa.func.count()).where(_OF_ATTEMPT, one_of(_C.state, GOOD)).scalar_subquery()
 _LATE = (
     sa.select(sa.func.count())
@@ -61,7 +61,7 @@ def next_part(conn: sa.Connection, task: TaskRow) -> tuple[int, int]:
     """Return the part that this attempt submits next, and the number of its tries that came too
     late.
     """
-    values = {"its_task_id": task.id, "its_attempt": task.attempt}
+    values = {"where_task_id": task.id, "where_attempt": task.attempt}
     number, tries = conn.execute(_NEXT_PART, values).one()
     return int(number), int(tries)
 
@@ -158,7 +158,9 @@ _ELSEWHERE = _O.state.not_in(("rejected", "superseded")) & (
     (_O.task_id != _C.task_id) | ((_O.attempt == _C.attempt) & (_O.part != _C.part))
 )
 _RUN = (
-    sa.select(runs).add_columns(NEWEST_LOSS.scalar_subquery().label("loss")).where(its(runs.c.id))
+    sa.select(runs)
+    .add_columns(NEWEST_LOSS.scalar_subquery().label("loss"))
+    .where(equals(runs.c.id))
 )
 _BACKGROUNDS = (
     sa.select(
@@ -181,7 +183,9 @@ def backgrounds(conn: sa.Connection, rows: Sequence[ContributionRow]) -> dict[in
     """Read the backgrounds of contributions, by their numbers. Raises NotFound."""
     of_run: dict[int, dict[str, Any]] = {}
     for number in sorted({row.run_id for row in rows}):
-        run = dict(conn.execute(_RUN, {"its_id": number, "its_run_id": number}).mappings().one())
+        run = dict(
+            conn.execute(_RUN, {"where_id": number, "where_run_id": number}).mappings().one()
+        )
         of_run[number] = {"loss": run.pop("loss"), "run": RunRow(**run)}
     fields_by_id: dict[int, dict[str, Any]] = {}
     for record in conn.execute(_BACKGROUNDS, {"ids": [row.id for row in rows]}).mappings():
@@ -240,7 +244,7 @@ class EndedPart(msgspec.Struct, frozen=True, kw_only=True):
         return self.row.steps >= self.task.steps or self.task.state not in ("doing", "todo")
 
 
-_SET_TASK = sa.update(tasks).where(its(tasks.c.id))
+_SET_TASK = sa.update(tasks).where(equals(tasks.c.id))
 _OPEN = one_of(tasks.c.state, ("doing", "todo"))
 
 
@@ -252,7 +256,7 @@ def advance(conn: sa.Connection, parts: Sequence[EndedPart], now: float) -> None
     accepted = {task_id: part.row.id for task_id, part in last.items() if part.accepted}
     accept_all(conn, accepted, now)
     for task_id in sorted(last.keys() - accepted.keys()):
-        conn.execute(_SET_TASK.where(_OPEN), {"its_id": task_id} | UNCLAIMED)
+        conn.execute(_SET_TASK.where(_OPEN), {"where_id": task_id} | UNCLAIMED)
     for part in parts:
         if part.task.id not in last:
             _split_off(conn, part, now)
@@ -276,7 +280,7 @@ def _split_off(conn: sa.Connection, part: EndedPart, now: float) -> None:
         "price_micro": task.price_micro - row.price_micro,
         "begun_at": now,  # the next part's time is measured from here
     }
-    conn.execute(_SET_TASK, {"its_id": task.id} | rest)
+    conn.execute(_SET_TASK, {"where_id": task.id} | rest)
 
 
 def extend_for_retry(conn: sa.Connection, row: ContributionRow, now: float) -> None:

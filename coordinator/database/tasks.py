@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import among, its, one_of
+from coordinator.database.engine.statements import among, equals, one_of
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import members, runs
@@ -136,14 +136,14 @@ def rows_of(result: sa.CursorResult[Any]) -> list[TaskRow]:
     return [row_of(dict(zip(names, row, strict=True))) for row in result]
 
 
-_BY_ID = sa.select(tasks).where(its(tasks.c.id))
+_BY_ID = sa.select(tasks).where(equals(tasks.c.id))
 _BY_ID_LOCKED = _BY_ID.with_for_update()
 
 
 def holder(conn: sa.Connection, task_id: int, *, for_update: bool = True) -> TaskRow:
     """Return a task with its holder, locked until the transaction ends. Raises NotFound."""
     query = _BY_ID_LOCKED if for_update else _BY_ID
-    row = conn.execute(query, {"its_id": task_id}).mappings().first()
+    row = conn.execute(query, {"where_id": task_id}).mappings().first()
     if row is None:
         raise UnknownTask(f"there is no task {task_id} of yours")
     return row_of(row)
@@ -186,7 +186,7 @@ def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
         raise Gone(f"task {row.id} is no longer yours")
 
 
-_PARAMETERS = sa.select(runs.c.parameters).where(its(runs.c.id))
+_PARAMETERS = sa.select(runs.c.parameters).where(equals(runs.c.id))
 
 
 def grant_bytes(conn: sa.Connection, row: TaskRow, of_runs: dict[int, int]) -> int:
@@ -196,7 +196,7 @@ def grant_bytes(conn: sa.Connection, row: TaskRow, of_runs: dict[int, int]) -> i
     if row.kind in GAMES:
         return episodes_bytes_max(row.stop - row.start)
     if row.run_id not in of_runs:
-        parameters = conn.execute(_PARAMETERS, {"its_id": row.run_id}).scalar_one()
+        parameters = conn.execute(_PARAMETERS, {"where_id": row.run_id}).scalar_one()
         of_runs[row.run_id] = upload_bytes_max(int(parameters))
     return of_runs[row.run_id]
 
@@ -324,7 +324,7 @@ _FINISH = sa.update(tasks).where(
     (tasks.c.state == "doing") | sa.and_(tasks.c.state == "todo", tasks.c.returned),
 )
 _HELD_ONE = (tasks.c.state == "doing") | sa.and_(tasks.c.state == "todo", tasks.c.returned)
-_ACCEPT = sa.update(tasks).where(its(tasks.c.id), _HELD_ONE)
+_ACCEPT = sa.update(tasks).where(equals(tasks.c.id), _HELD_ONE)
 ACCEPTED: dict[str, object] = {"state": "accepted", "returned": False, **FREE}
 _DONE: dict[str, object] = {"state": "done", "returned": False, **FREE}
 
@@ -341,7 +341,7 @@ def accept_all(conn: sa.Connection, updates: Mapping[int, int], now: float) -> N
     the contribution of each task.
     """
     lines = [
-        {"its_id": task_id, "contribution_id": contribution_id, "ended_at": now} | ACCEPTED
+        {"where_id": task_id, "contribution_id": contribution_id, "ended_at": now} | ACCEPTED
         for task_id, contribution_id in sorted(updates.items())
     ]
     if lines:

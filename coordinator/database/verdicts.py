@@ -12,7 +12,7 @@ from sqlalchemy.types import TypeEngine
 from coordinator.database import tasks
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.bulk_statements import BulkStatement
-from coordinator.database.engine.statements import among, its, one_of
+from coordinator.database.engine.statements import among, equals, one_of
 from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.runs import runs
@@ -37,7 +37,7 @@ TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
 )
 
 
-_DECIDE = sa.update(contributions).where(its(contributions.c.id), its(contributions.c.state))
+_DECIDE = sa.update(contributions).where(equals(contributions.c.id), equals(contributions.c.state))
 
 
 def decide(
@@ -68,7 +68,7 @@ def decide_all(
             to = values["state"]
             raise Conflict(f"contribution {row.id} is {row.state}, so it cannot become {to}")
     changes = [
-        {"its_id": row.id, "its_state": row.state, "decided_at": now, **values}
+        {"where_id": row.id, "where_state": row.state, "decided_at": now, **values}
         for row, values in decided
     ]
     changed = conn.execute(_DECIDE, changes if len(changes) > 1 else changes[0])
@@ -204,7 +204,7 @@ def _verdict(row: Any) -> Verdict:
 
 _V = verdicts.c
 _NEWS = (
-    _VERDICT.where(its(_V.worker_id), _V.id > sa.bindparam("since"))
+    _VERDICT.where(equals(_V.worker_id), _V.id > sa.bindparam("since"))
     .order_by(_V.id)
     .limit(sa.bindparam("most"))
 )
@@ -234,7 +234,7 @@ _NEWEST = BulkStatement("asked", _SINCE, _newest, blank=("", 0))
 _LAST = BulkStatement("asked", _SINCE, _last, blank=("", 0))
 _RECENT = (
     sa.select(_V.id)
-    .where(its(_V.worker_id), _V.id <= sa.bindparam("until"), _V.at > sa.bindparam("recent_at"))
+    .where(equals(_V.worker_id), _V.id <= sa.bindparam("until"), _V.at > sa.bindparam("recent_at"))
     .order_by(_V.id.desc())
     .limit(RECENT_MAX)
 )
@@ -255,7 +255,7 @@ def news(
     verdicts younger than `recent_at` are sent again, and the client drops the known ones: first
     those that were sent least often, by `sent_counts`, which is brought up to date.
     """
-    values = {"its_worker_id": worker_id, "since": since, "most": limit}
+    values = {"where_worker_id": worker_id, "since": since, "most": limit}
     rows = list(conn.execute(_NEWS, values).mappings())
     verdict_by_id = {row["id"]: _verdict(row) for row in rows}
     until = rows[-1]["id"] if len(rows) == limit else max(since, *verdict_by_id, newest(conn)[0])
@@ -294,12 +294,12 @@ def concerned(conn: sa.Connection, since: Mapping[str, int], recent_at: float) -
 
 
 _LATEST_VERDICT = (
-    _VERDICT.where(its(verdicts.c.contribution_id)).order_by(verdicts.c.id.desc()).limit(1)
+    _VERDICT.where(equals(verdicts.c.contribution_id)).order_by(verdicts.c.id.desc()).limit(1)
 )
 
 
 def latest_verdict(conn: sa.Connection, contribution_id: int) -> Verdict | None:
-    values = {"its_contribution_id": contribution_id}
+    values = {"where_contribution_id": contribution_id}
     row = conn.execute(_LATEST_VERDICT, values).mappings().first()
     return None if row is None else _verdict(row)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 import sqlalchemy as sa
 
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import equals
 from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.versions import evaluations, version_blobs, versions
@@ -65,12 +65,12 @@ def add(
     conn.execute(_ADD_EVALUATION, key | blank)
 
 
-_GET = sa.select(versions).where(its(versions.c.run_id), its(versions.c.version))
+_GET = sa.select(versions).where(equals(versions.c.run_id), equals(versions.c.version))
 
 
 def get(conn: sa.Connection, run_id: int, version: int) -> VersionRow:
     """Return a version. Raises NotFound."""
-    values = {"its_run_id": run_id, "its_version": version}
+    values = {"where_run_id": run_id, "where_version": version}
     row = conn.execute(_GET, values).mappings().first()
     if row is None:
         raise NotFound(f"this run has no version {version}")

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, exists, func, or_, select, update
 
-from coordinator.database.engine.statements import among, deletion, insert_new, its
+from coordinator.database.engine.statements import among, deletion, equals, insert_new
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import api_keys
@@ -133,12 +133,12 @@ def credentials(conn: Connection, worker_id: str) -> Credentials | None:
     )
 
 
-_BY_ID = select(volunteers).where(its(volunteers.c.id))
+_BY_ID = select(volunteers).where(equals(volunteers.c.id))
 
 
 def by_id(conn: Connection, volunteer_id: str) -> VolunteerRow | None:
     """Return an account; None for an unknown id."""
-    row = conn.execute(_BY_ID, {"its_id": volunteer_id}).mappings().first()
+    row = conn.execute(_BY_ID, {"where_id": volunteer_id}).mappings().first()
     return None if row is None else VolunteerRow(**row)
 
 
@@ -155,34 +155,34 @@ _LOCKED = _BY_ID.with_for_update(key_share=True)
 
 def locked(conn: Connection, volunteer_id: str) -> VolunteerRow:
     """Return an account, locked until the transaction ends. Raises NotFound."""
-    row = conn.execute(_LOCKED, {"its_id": volunteer_id}).mappings().first()
+    row = conn.execute(_LOCKED, {"where_id": volunteer_id}).mappings().first()
     if row is None:
         raise NotFound(f'there is no volunteer "{volunteer_id}"')
     return VolunteerRow(**row)
 
 
 _IS_WAITING = contributions.c.state.in_(("received", "checking", "accepted"))
-_WAITING = update(contributions).where(its(contributions.c.volunteer_id), _IS_WAITING)
+_WAITING = update(contributions).where(equals(contributions.c.volunteer_id), _IS_WAITING)
 
 
 def vet(conn: Connection, volunteer_id: str) -> None:
     """Vet an account and its waiting contributions, which would otherwise wait for vetted work."""
     set_volunteer(conn, volunteer_id, standing="vetted", suspended_reason="")
-    conn.execute(_WAITING, {"its_volunteer_id": volunteer_id, "vetted": True})
+    conn.execute(_WAITING, {"where_volunteer_id": volunteer_id, "vetted": True})
 
 
 def doubt(conn: Connection, volunteer_id: str) -> None:
     """Put an account and its waiting contributions on probation again."""
     set_volunteer(conn, volunteer_id, standing="probation")
-    conn.execute(_WAITING, {"its_volunteer_id": volunteer_id, "vetted": False})
+    conn.execute(_WAITING, {"where_volunteer_id": volunteer_id, "vetted": False})
 
 
-_DRAW = update(volunteers).where(its(volunteers.c.id)).values(draws=volunteers.c.draws + 1)
+_DRAW = update(volunteers).where(equals(volunteers.c.id)).values(draws=volunteers.c.draws + 1)
 
 
 def count_draw(conn: Connection, volunteer_id: str) -> None:
     """Count a draw of an account."""
-    conn.execute(_DRAW, {"its_id": volunteer_id})
+    conn.execute(_DRAW, {"where_id": volunteer_id})
 
 
 def find(conn: Connection, who: str, key: str) -> VolunteerRow:
@@ -205,7 +205,7 @@ def is_nickname_taken(conn: Connection, key: str) -> bool:
 
 
 _STRANGERS = select(func.count()).where(
-    its(volunteers.c.network),
+    equals(volunteers.c.network),
     volunteers.c.created_at > bindparam("since"),
     volunteers.c.invited.is_(False),
 )
@@ -213,7 +213,7 @@ _STRANGERS = select(func.count()).where(
 
 def strangers_of(conn: Connection, network: str, since: float) -> int:
     """Return how many accounts registered from a network without a code since a time."""
-    values = {"its_network": network, "since": since}
+    values = {"where_network": network, "since": since}
     return int(conn.execute(_STRANGERS, values).scalar_one())
 
 
@@ -246,8 +246,8 @@ def live_machines(conn: Connection, volunteer_id: str) -> int:
     return int(conn.execute(query.where(workers.c.revoked_at.is_(None))).scalar_one())
 
 
-_SET_WORKER = update(workers).where(its(workers.c.id))
-_SET_VOLUNTEER = update(volunteers).where(its(volunteers.c.id))
+_SET_WORKER = update(workers).where(equals(workers.c.id))
+_SET_VOLUNTEER = update(volunteers).where(equals(volunteers.c.id))
 
 
 def order(conn: Connection, volunteer_id: str, worker_id: str, order: str, now: float) -> bool:
@@ -275,12 +275,12 @@ def orders(conn: Connection, since: float) -> dict[str, OwnOrder]:
 
 def set_worker(conn: Connection, worker_id: str, **values: object) -> None:
     """Update the row of a machine."""
-    conn.execute(_SET_WORKER, {"its_id": worker_id} | values)
+    conn.execute(_SET_WORKER, {"where_id": worker_id} | values)
 
 
 def set_volunteer(conn: Connection, volunteer_id: str, **values: object) -> None:
     """Change an account."""
-    conn.execute(_SET_VOLUNTEER, {"its_id": volunteer_id} | values)
+    conn.execute(_SET_VOLUNTEER, {"where_id": volunteer_id} | values)
 
 
 def rename(conn: Connection, volunteer_id: str, nickname: str, key: str) -> bool:
@@ -369,12 +369,12 @@ def takes_part() -> ColumnElement[bool]:
     return and_(_V.state == "active", _V.standing != "suspended")
 
 
-_HARDWARE = select(workers.c.hardware).where(its(workers.c.id))
+_HARDWARE = select(workers.c.hardware).where(equals(workers.c.id))
 
 
 def model_of(conn: Connection, worker_id: str, device: str) -> str:
     """Return the registered model of a device; "" without one."""
-    text = conn.execute(_HARDWARE, {"its_id": worker_id}).scalar() or "{}"
+    text = conn.execute(_HARDWARE, {"where_id": worker_id}).scalar() or "{}"
     return next((d.name for d in decode(text, Hardware).devices if d.id == device), "")
 
 
@@ -414,7 +414,7 @@ def count_accepted(conn: Connection, accepted: Sequence[tuple[str, int]]) -> Non
     for account, price_micro in accepted:
         count, total_micro = totals[account]
         totals[account] = count + 1, total_micro + price_micro
-    columns = ("its_id", "accepted", "accepted_micro")
+    columns = ("where_id", "accepted", "accepted_micro")
     conn.execute(
         _SET_VOLUNTEER,
         [

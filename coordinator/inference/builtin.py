@@ -158,18 +158,18 @@ class BuiltinEngine:
     @contextlib.asynccontextmanager
     async def _ordered(self, order: messages.Question) -> AsyncIterator[_Events]:
         """Send an order and yield its events; leaving the block cancels a running generation."""
-        its_id = order.sequence.id if isinstance(order, messages.Generate) else order.id
+        where_id = order.sequence.id if isinstance(order, messages.Generate) else order.id
         events: _Events = asyncio.Queue()
         writer = await self._connected()
-        self._waiting[its_id] = events
+        self._waiting[where_id] = events
         try:
             await _send(writer, order)
             yield events
         finally:
-            del self._waiting[its_id]
+            del self._waiting[where_id]
             if isinstance(order, messages.Generate) and writer is self._writer:
                 with contextlib.suppress(Unavailable):
-                    await _send(writer, messages.Cancel(id=its_id))
+                    await _send(writer, messages.Cancel(id=where_id))
 
     async def _connected(self) -> asyncio.StreamWriter:
         async with self._starting:

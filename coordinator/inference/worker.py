@@ -146,7 +146,7 @@ class Worker:
                 loaded.texts.cancel(order.id)
                 loaded.probed.discard(order.id)
             return
-        its_id = order.sequence.id if isinstance(order, messages.Generate) else order.id
+        where_id = order.sequence.id if isinstance(order, messages.Generate) else order.id
         try:
             self._carry_out(order)
         except VolunteerError as error:
@@ -156,12 +156,12 @@ class Worker:
                     param=error.param if isinstance(error, InvalidField) else "",
                     retry_after_s=error.retry_after_s,
                     code=error.code,
-                    id=its_id,
+                    id=where_id,
                 )
             )
         except Exception as error:
             failure = _failure(error)
-            self._tell(messages.OrderFailed(id=its_id, code=Internal.code, message=failure))
+            self._tell(messages.OrderFailed(id=where_id, code=Internal.code, message=failure))
 
     def _carry_out(self, order: messages.Question) -> None:
         if isinstance(order, messages.DrawPictures):

@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 from sqlalchemy import BindParameter, ColumnElement, Connection, Select, Table, and_, update
 
-from coordinator.database.engine.statements import its, one_of
+from coordinator.database.engine.statements import equals, one_of
 
 
 class LeasedJob(Protocol):
@@ -43,9 +43,9 @@ class LeasedJobs(Generic[J]):
         self._keys = tuple(column.key for column in table.primary_key)
         self._free, self._leased = free, leased
         self._open = free, leased
-        here = [its(column) for column in table.primary_key]
+        here = [equals(column) for column in table.primary_key]
         self._lease = update(table).where(*here)
-        self._change = update(table).where(*here, its(table.c.attempt), table.c.state == leased)
+        self._change = update(table).where(*here, equals(table.c.attempt), table.c.state == leased)
         self._all = update(table).where(table.c.state == leased)
 
     def ready(self, now: float | BindParameter[float]) -> ColumnElement[bool]:

@@ -82,12 +82,12 @@ def _insert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
     return postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
 
 
-def its(column: KeyedColumnElement[object]) -> ColumnElement[bool]:
-    """Return the condition `column = :its_<column>`.
+def equals(column: KeyedColumnElement[object]) -> ColumnElement[bool]:
+    """Return the condition `column = :where_<column>`.
 
     The value is given when the statement runs; the prefix separates it from an UPDATE's new values.
     """
-    return column == bindparam(f"its_{column.key}", type_=column.type)
+    return column == bindparam(f"where_{column.key}", type_=column.type)
 
 
 def one_of(column: KeyedColumnElement[object], words: Sequence[str]) -> ColumnElement[bool]:

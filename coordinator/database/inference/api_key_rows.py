@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy import Connection, func, insert, select, update
 
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import equals
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import api_keys
@@ -38,11 +38,11 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
 _BY_HASH = (
     select(api_keys, takes_part().label("takes_part"))
     .join(volunteers, volunteers.c.id == api_keys.c.volunteer_id)
-    .where(its(api_keys.c.key_hash))
+    .where(equals(api_keys.c.key_hash))
 )
-_BY_ID = select(api_keys).where(its(api_keys.c.id))
+_BY_ID = select(api_keys).where(equals(api_keys.c.id))
 _LOCKED = _BY_ID.with_for_update()
-_SET = update(api_keys).where(its(api_keys.c.id))
+_SET = update(api_keys).where(equals(api_keys.c.id))
 
 
 def add(conn: Connection, values: dict[str, object]) -> KeyRow:
@@ -53,7 +53,7 @@ def add(conn: Connection, values: dict[str, object]) -> KeyRow:
 
 def by_hash(conn: Connection, key_hash: str) -> tuple[KeyRow, bool] | None:
     """Return a key, and whether its account may send requests; None for an unknown key."""
-    row = conn.execute(_BY_HASH, {"its_key_hash": key_hash}).mappings().first()
+    row = conn.execute(_BY_HASH, {"where_key_hash": key_hash}).mappings().first()
     if row is None:
         return None
     key = KeyRow(**{name: row[name] for name in KeyRow.__struct_fields__})
@@ -62,7 +62,7 @@ def by_hash(conn: Connection, key_hash: str) -> tuple[KeyRow, bool] | None:
 
 def existing(conn: Connection, key_id: int, *, lock: bool = False) -> KeyRow:
     """Return a key; `lock` locks it until the transaction ends. Raises NotFound."""
-    row = conn.execute(_LOCKED if lock else _BY_ID, {"its_id": key_id}).mappings().first()
+    row = conn.execute(_LOCKED if lock else _BY_ID, {"where_id": key_id}).mappings().first()
     if row is None:
         raise NotFound(f"there is no key {key_id}")
     return KeyRow(**row)
@@ -83,13 +83,13 @@ def made_since(conn: Connection, volunteer_id: str, at: float) -> int:
 
 def revoke(conn: Connection, key_id: int, now: float) -> None:
     """Revoke a key."""
-    conn.execute(_SET, {"its_id": key_id, "revoked_at": now})
+    conn.execute(_SET, {"where_id": key_id, "revoked_at": now})
 
 
 def charge(conn: Connection, key_id: int, cost_micro: int) -> None:
     """Add a cost to the spending of a key."""
     spent_micro = api_keys.c.spent_micro + cost_micro
-    conn.execute(_SET.values(spent_micro=spent_micro), {"its_id": key_id})
+    conn.execute(_SET.values(spent_micro=spent_micro), {"where_id": key_id})
 
 
 def has_contributed(conn: Connection, volunteer_id: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Select, bindparam, case, func, insert, select, update
 
-from coordinator.database.engine.statements import deletion, its
+from coordinator.database.engine.statements import deletion, equals
 from coordinator.database.inference import api_key_rows
 from coordinator.database.ledger import answer_pay, spending
 from coordinator.database.tables.inference import api_keys, usage
@@ -48,11 +48,11 @@ class OpenRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ADD = insert(usage)
-_LOCKED = select(usage).where(its(_u.id)).with_for_update()
-_SET = update(usage).where(its(_u.id))
+_LOCKED = select(usage).where(equals(_u.id)).with_for_update()
+_SET = update(usage).where(equals(_u.id))
 _BEAT = (
     update(usage)
-    .where(its(_u.id), _u.state == "open")
+    .where(equals(_u.id), _u.state == "open")
     .values(tokens_out=bindparam("out"), answered=bindparam("by_others"), beat_at=bindparam("beat"))
 )
 
@@ -91,7 +91,7 @@ def end(conn: Connection, request_id: str, streamed: StreamProgress, ending: End
 
     Raises NotFound for a request that was never begun.
     """
-    row = conn.execute(_LOCKED, {"its_id": request_id}).mappings().first()
+    row = conn.execute(_LOCKED, {"where_id": request_id}).mappings().first()
     if row is None:
         raise NotFound(f"there is no request {request_id}")
     if row["state"] != "open":
@@ -110,7 +110,7 @@ def end(conn: Connection, request_id: str, streamed: StreamProgress, ending: End
     done = {"state": "done", "tokens_out": out, "cost_micro": cost, "ended_at": now}
     by_others = msgspec.json.encode(streamed.answered).decode()
     progress = {"first_token_s": ending.first_s, "answered": by_others}
-    conn.execute(_SET, {"its_id": request_id} | progress | done)
+    conn.execute(_SET, {"where_id": request_id} | progress | done)
     if cost and row["key_id"] is not None:
         api_key_rows.charge(conn, row["key_id"], cost)
     if pays:
@@ -141,7 +141,7 @@ def beat(conn: Connection, streamed: Mapping[str, StreamProgress], now: float) -
     """Store how many tokens each running request has streamed."""
     rows = [
         {
-            "its_id": request_id,
+            "where_id": request_id,
             "out": streamed[request_id].out,
             "by_others": msgspec.json.encode(streamed[request_id].answered).decode(),
             "beat": now,

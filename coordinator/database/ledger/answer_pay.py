@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, bindparam, exists, insert, select, update
 
-from coordinator.database.engine.statements import among, deletion, insert_new, its
+from coordinator.database.engine.statements import among, deletion, equals, insert_new
 from coordinator.database.ledger import debts
 from coordinator.database.ledger.postings import MINT, SYSTEM, EventDraft, Move, post
 from coordinator.database.tables.accounts import volunteers
@@ -40,24 +40,24 @@ _TALLIES = (
     .join(volunteers, _V.id == _A.volunteer_id)
     .where(among(_A.volunteer_id, "ids"))
 )
-_SET_TALLY = update(answerers).where(its(_A.volunteer_id))
+_SET_TALLY = update(answerers).where(equals(_A.volunteer_id))
 _ADD = insert(answer_stakes)
-_OF_ONE = select(answer_stakes).where(its(_S.volunteer_id)).order_by(_S.id)
+_OF_ONE = select(answer_stakes).where(equals(_S.volunteer_id)).order_by(_S.id)
 _END_DRAW = (
     update(answer_stakes)
-    .where(its(_S.volunteer_id), its(_S.request_id), _S.state == "drawn")
+    .where(equals(_S.volunteer_id), equals(_S.request_id), _S.state == "drawn")
     .values(state=bindparam("outcome"))
 )
 _REMOVE = deletion(answer_stakes, "settled").where(among(_S.id, "ids"))
 _CHEAPER = (
     update(usage)
-    .where(its(_U.id))
+    .where(equals(_U.id))
     .values(cost_micro=_U.cost_micro - bindparam("amount"))
     .returning(_U.key_id)
 )
 _UNSPEND = (
     update(api_keys)
-    .where(its(api_keys.c.id))
+    .where(equals(api_keys.c.id))
     .values(spent_micro=api_keys.c.spent_micro - bindparam("amount"))
 )
 
@@ -109,7 +109,7 @@ def pay(
             }
         )
         sums = {"answers": tally.answers + 1, "paid_micro": tally.paid_micro + amount}
-        conn.execute(_SET_TALLY, {"its_volunteer_id": who} | sums)
+        conn.execute(_SET_TALLY, {"where_volunteer_id": who} | sums)
     conn.execute(_ADD, stakes)
     post(conn, drafts, now)
     for who in sorted(amounts):
@@ -135,7 +135,7 @@ def record_comparison(
         values["agreed"] = tally.agreed + _end_draw(conn, request_id, who, "agreed", now)
     else:
         forfeit(conn, who, memo, now)
-    conn.execute(_SET_TALLY, {"its_volunteer_id": who} | values)
+    conn.execute(_SET_TALLY, {"where_volunteer_id": who} | values)
     return not agrees and (is_other_model(looked, wrong) or is_other_model(*sums))
 
 
@@ -147,7 +147,7 @@ def mark_untold(conn: Connection, request_id: str, who: str, now: float) -> None
 
 def forfeit(conn: Connection, who: str, memo: str, now: float) -> int:
     """Forfeit a locked account's stake for answers and refund the askers; return the amount."""
-    rows = conn.execute(_OF_ONE, {"its_volunteer_id": who}).all()
+    rows = conn.execute(_OF_ONE, {"where_volunteer_id": who}).all()
     if not rows:
         return 0
     drafts = []
@@ -158,18 +158,18 @@ def forfeit(conn: Connection, who: str, memo: str, now: float) -> int:
         drafts += [_draft("unanswer", row, forfeiture, memo), _draft("refund", row, refund)]
     post(conn, drafts, now)
     _remove(conn, rows)
-    conn.execute(_SET_TALLY, {"its_volunteer_id": who, "agreed": 0})
+    conn.execute(_SET_TALLY, {"where_volunteer_id": who, "agreed": 0})
     for row in rows:
-        refund_values = {"its_id": row.request_id, "amount": row.amount_micro}
+        refund_values = {"where_id": row.request_id, "amount": row.amount_micro}
         if (key_id := conn.execute(_CHEAPER, refund_values).scalar()) is not None:
-            conn.execute(_UNSPEND, {"its_id": key_id, "amount": row.amount_micro})
+            conn.execute(_UNSPEND, {"where_id": key_id, "amount": row.amount_micro})
     debts.repay(conn, {row.asker_id: f"repaid:{row.request_id}:{who}:back" for row in rows}, now)
     return sum(int(row.amount_micro) for row in rows)
 
 
 def _end_draw(conn: Connection, request_id: str, who: str, outcome: str, now: float) -> int:
     """End a waiting draw and free the pay that it held; return the ended draws, 0 or 1."""
-    values = {"its_request_id": request_id, "its_volunteer_id": who, "outcome": outcome}
+    values = {"where_request_id": request_id, "where_volunteer_id": who, "outcome": outcome}
     ended = conn.execute(_END_DRAW, values).rowcount
     _free(conn, who, now)
     return int(ended)
@@ -179,7 +179,7 @@ def _free(conn: Connection, who: str, now: float) -> None:
     """Post the pay of answers as earned, up to the newest that agreed but not beyond a waiting
     draw.
     """
-    rows = conn.execute(_OF_ONE, {"its_volunteer_id": who}).all()
+    rows = conn.execute(_OF_ONE, {"where_volunteer_id": who}).all()
     agreed = [n for n, row in enumerate(rows) if row.state == "agreed"]
     waiting = [n for n, row in enumerate(rows) if row.state == "drawn"]
     free = rows[: min([max(agreed, default=-1) + 1, *waiting])]

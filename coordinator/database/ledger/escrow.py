@@ -18,7 +18,7 @@ from sqlalchemy import Connection, String, bindparam, cast, exists, func, insert
 
 from coordinator.database import verdicts
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.statements import among, deletion, its
+from coordinator.database.engine.statements import among, deletion, equals
 from coordinator.database.ledger import debts
 from coordinator.database.ledger.payments import Payment, post_step
 from coordinator.database.recomputes import NO_ID, Proven
@@ -46,9 +46,9 @@ _ACCOUNTS = (
 )
 _SUSPENDED = select(_V.id).where(among(_V.id, "ids"), _V.standing == "suspended").limit(1)
 _ADD = insert(escrow)
-_OF_ONE = select(escrow).where(its(_E.volunteer_id)).order_by(_E.contribution_id)
+_OF_ONE = select(escrow).where(equals(_E.volunteer_id)).order_by(_E.contribution_id)
 _BETWEEN = (_E.contribution_id > bindparam("after")) & (_E.contribution_id <= bindparam("last"))
-_SUM = select(func.coalesce(func.sum(_E.amount_micro), 0)).where(its(_E.volunteer_id), _BETWEEN)
+_SUM = select(func.coalesce(func.sum(_E.amount_micro), 0)).where(equals(_E.volunteer_id), _BETWEEN)
 _REMOVE = deletion(escrow, "settled").where(among(_E.contribution_id, "ids"))
 
 
@@ -103,7 +103,7 @@ def free(conn: Connection, volunteer_id: str, proven: Proven, bond: int, now: fl
     an account that knows that it will fail that draw may have faked all later work.
     """
     free_micro = at_stake(conn, volunteer_id, proven.before - 1, proven.after) - bond
-    values = {"its_volunteer_id": volunteer_id, "after": proven.after, "last": proven.last}
+    values = {"where_volunteer_id": volunteer_id, "after": proven.after, "last": proven.last}
     rows = []
     for row in conn.execute(_OF_ONE.where(_BETWEEN), values):
         free_micro -= int(row.amount_micro)
@@ -122,13 +122,13 @@ def free_all(conn: Connection, volunteer_id: str, now: float) -> int:
 
 def at_stake(conn: Connection, volunteer_id: str, last: int = NO_ID, after: int = 0) -> int:
     """Return an account's stake in micro-credits, of contributions above `after` up to `last`."""
-    values = {"its_volunteer_id": volunteer_id, "after": after, "last": last}
+    values = {"where_volunteer_id": volunteer_id, "after": after, "last": last}
     return int(conn.execute(_SUM, values).scalar_one())
 
 
 def waiting(conn: Connection, volunteer_id: str) -> list[Payment]:
     """Return an account's stake in the order of its contributions."""
-    rows = conn.execute(_OF_ONE, {"its_volunteer_id": volunteer_id})
+    rows = conn.execute(_OF_ONE, {"where_volunteer_id": volunteer_id})
     return [_payment(row) for row in rows]
 
 

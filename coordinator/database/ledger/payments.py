@@ -28,7 +28,7 @@ from sqlalchemy import ColumnElement, Connection, Double, String, bindparam, cas
 
 from coordinator.database import record
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.statements import its, one_of
+from coordinator.database.engine.statements import equals, one_of
 from coordinator.database.ledger.postings import (
     AMOUNT_MAX,
     BALANCE_MAX,
@@ -188,7 +188,7 @@ def steps_of(conn: Connection, ids: Sequence[int]) -> dict[int, set[str]]:
 # --- reading ---
 
 
-_BALANCES = select(accounts.c.kind, accounts.c.balance_micro).where(its(accounts.c.owner))
+_BALANCES = select(accounts.c.kind, accounts.c.balance_micro).where(equals(accounts.c.owner))
 
 
 def earnings(
@@ -219,7 +219,7 @@ _BEFORE = (
 
 def balances(conn: Connection, volunteer_id: str) -> Balances:
     """Return the balances of a volunteer; all zero for an unknown one."""
-    rows = conn.execute(_BALANCES, {"its_owner": volunteer_id})
+    rows = conn.execute(_BALANCES, {"where_owner": volunteer_id})
     return balances_of((row.kind, row.balance_micro) for row in rows)
 
 

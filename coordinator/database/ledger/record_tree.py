@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Column, Connection, Table, func, insert, select, text, update
 
-from coordinator.database.engine.statements import among, insert_new, its
+from coordinator.database.engine.statements import among, equals, insert_new
 from coordinator.database.ledger import check as ledger
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
@@ -35,7 +35,7 @@ LOGS: dict[str, tuple[Table, Sequence[Column[Any]]]] = {
 
 
 _AT_LEVEL = select(merkle_nodes.c.place, merkle_nodes.c.hash).where(
-    its(merkle_nodes.c.level), among(merkle_nodes.c.place, "places")
+    equals(merkle_nodes.c.level), among(merkle_nodes.c.place, "places")
 )
 
 
@@ -298,7 +298,7 @@ def _stored(
     hashes: dict[tuple[int, int], bytes] = {}
     for level, places in levels.items():
         for start in range(0, len(places), 500):
-            values = {"its_level": level, "places": places[start : start + 500]}
+            values = {"where_level": level, "places": places[start : start + 500]}
             rows = conn.execute(_AT_LEVEL, values)
             hashes |= {(level, row.place): bytes(row.hash) for row in rows}
     return hashes

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import sqlalchemy as sa
 
-from coordinator.database.engine.statements import its, replacement, upsert
+from coordinator.database.engine.statements import equals, replacement, upsert
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.versions import evaluations, heldout_sums
 from coordinator.database.volunteers import takes_part
@@ -35,14 +35,14 @@ def store(conn: sa.Connection, run_id: int, owner: tuple[str, str], sums: Heldou
 
 _KEPT = (
     sa.select(_E.version)
-    .where(its(_E.run_id), ~_E.pruned)
+    .where(equals(_E.run_id), ~_E.pruned)
     .order_by(_E.version.desc())
     .limit(LATELY)
 )
 _SUMS = (
     sa.select(_H.version, _H.volunteer_id, sa.func.sum(_H.loss_sum), sa.func.sum(_H["items"]))
     .join_from(heldout_sums, volunteers, volunteers.c.id == _H.volunteer_id)
-    .where(its(_H.run_id), _H.version.in_(_KEPT), takes_part())
+    .where(equals(_H.run_id), _H.version.in_(_KEPT), takes_part())
     .group_by(_H.version, _H.volunteer_id)
     .order_by(_H.version, _H.volunteer_id)
 )
@@ -53,6 +53,6 @@ def losses(conn: sa.Connection, run_id: int) -> dict[int, tuple[float, ...]]:
     that takes part, over its machines. Only the newest versions that still have their files count.
     """
     by_version: defaultdict[int, list[float]] = defaultdict(list)
-    for version, _, loss_sum, items in conn.execute(_SUMS, {"its_run_id": run_id}):
+    for version, _, loss_sum, items in conn.execute(_SUMS, {"where_run_id": run_id}):
         by_version[version].append(float(loss_sum) / float(items))
     return {version: tuple(means) for version, means in by_version.items()}

@@ -13,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from coordinator.database import tasks
-from coordinator.database.engine.statements import among, deletion, its
+from coordinator.database.engine.statements import among, deletion, equals
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import members
@@ -56,7 +56,7 @@ class MemberCounts(msgspec.Struct, frozen=True, kw_only=True):
     heldout: int
 
 
-_ONE = sa.select(members).where(its(_M.run_id), its(_M.worker_id))
+_ONE = sa.select(members).where(equals(_M.run_id), equals(_M.worker_id))
 _OF_WORKERS = sa.select(members).where(
     among(_M.run_id, "runs"), among(_M.worker_id, "workers"), _M.declared_at.is_not(None)
 )
@@ -64,17 +64,23 @@ _OF_RUN = (
     sa.select(members)
     .join_from(members, workers, workers.c.id == _M.worker_id)
     .join(volunteers, volunteers.c.id == _M.volunteer_id)
-    .where(its(_M.run_id), _M.declared_at.is_not(None), takes_part())
+    .where(equals(_M.run_id), _M.declared_at.is_not(None), takes_part())
     .where(workers.c.revoked_at.is_(None), workers.c.state != "left")
 )
-_SIZES = sa.select(_M.worker_id, _M.samples).where(its(_M.run_id), among(_M.worker_id, "workers"))
-_SET = sa.update(members).where(its(_M.run_id), its(_M.worker_id))
-_WITHDRAW = sa.update(members).where(its(_M.volunteer_id)).values(declared_at=None)
+_SIZES = sa.select(_M.worker_id, _M.samples).where(
+    equals(_M.run_id), among(_M.worker_id, "workers")
+)
+_SET = sa.update(members).where(equals(_M.run_id), equals(_M.worker_id))
+_WITHDRAW = sa.update(members).where(equals(_M.volunteer_id)).values(declared_at=None)
 
 
 def row_of(conn: sa.Connection, run_id: int, worker_id: str) -> MemberRow | None:
     """Return the data of a machine for a run, withdrawn data too; None if it never had any."""
-    row = conn.execute(_ONE, {"its_run_id": run_id, "its_worker_id": worker_id}).mappings().first()
+    row = (
+        conn.execute(_ONE, {"where_run_id": run_id, "where_worker_id": worker_id})
+        .mappings()
+        .first()
+    )
     return None if row is None else MemberRow(**row)
 
 
@@ -90,13 +96,13 @@ def of_workers(
 
 def of_run(conn: sa.Connection, run_id: int) -> list[MemberRow]:
     """Return the declared data of a run: of live machines whose account takes part."""
-    rows = conn.execute(_OF_RUN, {"its_run_id": run_id}).mappings()
+    rows = conn.execute(_OF_RUN, {"where_run_id": run_id}).mappings()
     return [MemberRow(**row) for row in rows]
 
 
 def sizes(conn: sa.Connection, run_id: int, worker_ids: Sequence[str]) -> dict[str, int]:
     """Return the samples of the data of these machines for a run, withdrawn data too."""
-    values = {"its_run_id": run_id, "workers": sorted({*worker_ids})}
+    values = {"where_run_id": run_id, "workers": sorted({*worker_ids})}
     return {worker_id: int(samples) for worker_id, samples in conn.execute(_SIZES, values)}
 
 
@@ -131,7 +137,7 @@ def declare(
         key = {"run_id": run_id, "worker_id": worker_id}
         conn.execute(sa.insert(members).values(**key, **first, **numbers))
         return
-    key = {"its_run_id": run_id, "its_worker_id": worker_id}
+    key = {"where_run_id": run_id, "where_worker_id": worker_id}
     same = (row.edition, row.samples) == (data.edition, data.samples)
     if row.declared_at is None or not same:
         next_pass = row.pass_no + 1
@@ -142,13 +148,13 @@ def declare(
 
 def withdraw(conn: sa.Connection, run_id: int, worker_id: str, now: float) -> None:
     """Withdraw the data of a machine; the run's row is locked. Its waiting tasks are cancelled."""
-    conn.execute(_SET, {"its_run_id": run_id, "its_worker_id": worker_id, "declared_at": None})
+    conn.execute(_SET, {"where_run_id": run_id, "where_worker_id": worker_id, "declared_at": None})
     tasks.cancel_absent(conn, now)
 
 
 def withdraw_all(conn: sa.Connection, volunteer_id: str, now: float) -> None:
     """Withdraw the data of all machines of an account, and cancel their waiting tasks."""
-    conn.execute(_WITHDRAW, {"its_volunteer_id": volunteer_id})
+    conn.execute(_WITHDRAW, {"where_volunteer_id": volunteer_id})
     tasks.cancel_absent(conn, now)
 
 
@@ -173,5 +179,5 @@ def set_cursor(conn: sa.Connection, run_id: int, worker_id: str, pass_no: int, c
     """Set the pass of a machine's data, and its first position that no task has yet; the run's row
     is locked.
     """
-    key = {"its_run_id": run_id, "its_worker_id": worker_id}
+    key = {"where_run_id": run_id, "where_worker_id": worker_id}
     conn.execute(_SET, key | {"pass_no": pass_no, "cursor": cursor})

@@ -13,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import its, one_of
+from coordinator.database.engine.statements import equals, one_of
 from coordinator.database.monitoring import machine_hours
 from coordinator.database.recomputes import IS_OPEN
 from coordinator.database.tables.contributions import contributions
@@ -73,7 +73,7 @@ _OPEN_TASKS = (
 )
 _WAITING = (
     sa.select(_C.kind)
-    .where(_C.state == "accepted", its(_C.run_id))
+    .where(_C.state == "accepted", equals(_C.run_id))
     .order_by(_C.id.desc())
     .limit(COUNTED_MAX // 10)
     .subquery()
@@ -121,7 +121,7 @@ def listing(conn: sa.Connection, now: float) -> tuple[list[OpenRun], tuple[TaskC
             failed=failed.get(row["id"], 0),
             checking=checking.get(row["id"], 0),
             steps=row["global_step"],
-            accepted=conn.execute(_UNMERGED, {"its_run_id": row["id"]}).scalar_one()
+            accepted=conn.execute(_UNMERGED, {"where_run_id": row["id"]}).scalar_one()
             if row["state"] in _OPEN
             else 0,
             pushed=Flow(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import Connection, bindparam, func, select, update
 
-from coordinator.database.engine.statements import deletion, insert_new, its
+from coordinator.database.engine.statements import deletion, equals, insert_new
 from coordinator.database.tables.replicas import replicas
 from coordinator.rules.overview import ReplicaFigures, ReplicaLine
 from shared.decoding import decode
@@ -15,7 +15,7 @@ FORGOTTEN_S = DAY_S  # a replica silent for this long is deleted
 LISTING_MAX = 50
 
 _R = replicas.c
-_BEAT = update(replicas).where(its(_R.id))
+_BEAT = update(replicas).where(equals(_R.id))
 _EXPIRED = deletion(replicas, "expired").where(_R.beat_at < bindparam("before"))
 _ALL = select(_R.id, _R.started_at, _R.beat_at, _R.figures).order_by(_R.beat_at.desc())
 
@@ -34,7 +34,7 @@ def beat(conn: Connection, replica_id: str, figures: ReplicaFigures, now: float)
     """
     forget(conn, now - FORGOTTEN_S)
     text = msgspec.json.encode(figures).decode()
-    values = {"its_id": replica_id, "beat_at": now, "figures": text}
+    values = {"where_id": replica_id, "beat_at": now, "figures": text}
     return conn.execute(_BEAT, values).rowcount == 1
 
 

@@ -13,7 +13,7 @@ import msgspec
 import sqlalchemy as sa
 
 from coordinator.database import merges, runs, versions
-from coordinator.database.engine.statements import its, one_of
+from coordinator.database.engine.statements import equals, one_of
 from coordinator.database.monitoring import replicas
 from coordinator.database.recomputes import CHECKER
 from coordinator.database.runs import RunRow
@@ -59,13 +59,13 @@ _FAILURES = (
 )
 _REFUSALS = (
     sa.select(_C.worker_id, _C.message, sa.func.coalesce(_C.decided_at, _C.received_at))
-    .where(one_of(_C.state, ("rejected",)), its(_C.run_id))
+    .where(one_of(_C.state, ("rejected",)), equals(_C.run_id))
     .order_by(_C.id.desc())
     .limit(REFUSALS_MAX)
 )
 _NEWEST_GOOD = {
     state: sa.select(_C.decided_at)
-    .where(one_of(_C.state, (state,)), its(_C.run_id))
+    .where(one_of(_C.state, (state,)), equals(_C.run_id))
     .order_by(_C.id.desc())
     .limit(1)
     for state in GOOD
@@ -73,7 +73,7 @@ _NEWEST_GOOD = {
 # The newest ones only: accepted games and evaluations stay in this state.
 _ACCEPTED = (
     sa.select(_C.id, _C.decided_at, _C.unproven)
-    .where(one_of(_C.state, ("accepted",)), its(_C.run_id))
+    .where(one_of(_C.state, ("accepted",)), equals(_C.run_id))
     .order_by(_C.id.desc())
     .limit(ACCEPTED_MAX)
     .subquery()
@@ -86,11 +86,11 @@ _UNPROVEN = (
 )
 _CHUNKS = (
     sa.select(_H.episodes, _H.samples, _H.sealed_at)
-    .where(its(_H.run_id))
+    .where(equals(_H.run_id))
     .order_by(_H.number.desc())
     .limit(BARREN_MIN)
 )
-_IS_LEARNING = sa.and_(its(_T.run_id), _T.kind == LEARN, one_of(_T.state, ("todo", "doing")))
+_IS_LEARNING = sa.and_(equals(_T.run_id), _T.kind == LEARN, one_of(_T.state, ("todo", "doing")))
 _LEARNING = sa.select(sa.func.count()).where(_IS_LEARNING)
 _LEARNERS = sa.select(_T.state, sa.func.max(_T.failures)).where(_IS_LEARNING).group_by(_T.state)
 _MACHINES = (
@@ -165,7 +165,7 @@ def outcomes(
     learners count since the newest version, made at `made_at`: good episodes of actors do not show
     that a learner can work.
     """
-    key = {"its_run_id": run.id}
+    key = {"where_run_id": run.id}
     good = max(conn.execute(query, key).scalar() or 0.0 for query in _NEWEST_GOOD.values())
     since = max(now - RECENT_S, run.state_since or 0.0)
     refused = [BadOutcome(*row) for row in conn.execute(_REFUSALS, key)][::-1]
@@ -184,7 +184,7 @@ def outcomes(
 
 def _is_stuck(conn: sa.Connection, run: RunRow) -> bool:
     """Return True if a learner's task has failed and no machine tries one."""
-    rows = conn.execute(_LEARNERS, {"its_run_id": run.id}).all()
+    rows = conn.execute(_LEARNERS, {"where_run_id": run.id}).all()
     failed_tasks = {str(state): int(count) for state, count in rows}
     return failed_tasks.get("todo", 0) > 0 and "doing" not in failed_tasks
 
@@ -239,7 +239,7 @@ def _holds(machine: MachineAbilities, needs_bytes: int) -> bool:
 
 def proofs(conn: sa.Connection, run: RunRow) -> ProofFacts:
     """Return the updates that wait for their proof."""
-    rows = conn.execute(_UNPROVEN, {"its_run_id": run.id}).all()
+    rows = conn.execute(_UNPROVEN, {"where_run_id": run.id}).all()
     if not rows:
         return ProofFacts()
     provers = Counter(
@@ -263,7 +263,7 @@ def episodes(
     """Return the newest episodes of a run whose episodes may hold nothing to learn from."""
     if not samples_each:
         return EpisodeFacts()
-    key = {"its_run_id": run.id}
+    key = {"where_run_id": run.id}
     rows = [row for row in conn.execute(_CHUNKS, key) if row.sealed_at >= now - RECENT_S]
     total = sum(int(row.episodes) for row in rows)
     return EpisodeFacts(

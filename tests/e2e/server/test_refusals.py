@@ -69,8 +69,8 @@ async def test_every_route_wants_the_right_token(home: LocalCoordinator) -> None
     }
     assert served >= OPEN_TO_ALL
     for method, path in served - OPEN_TO_ALL:
-        its_own = ann.http if path.startswith(f"{API}/admin/") else home.admin
-        for client in (stranger, wrong, its_own):
+        where_own = ann.http if path.startswith(f"{API}/admin/") else home.admin
+        for client in (stranger, wrong, where_own):
             reply = await client.request(method, re.sub(r"[{}]", "", path), content=b"{}")
             assert refused(reply, 401).code == "unauthorized", path
             assert reply.headers["www-authenticate"] == "Bearer"

@@ -200,7 +200,7 @@ class Books(RuleBasedStateMachine):
             self.shut_out(name)
 
     def forget_tally(self, conn: Connection, who: str) -> None:
-        conn.execute(answer_pay._SET_TALLY, {"its_volunteer_id": who, "looked": 0, "wrong": 0})
+        conn.execute(answer_pay._SET_TALLY, {"where_volunteer_id": who, "looked": 0, "wrong": 0})
 
     def lose(self, replica: str, other: str) -> None:
         """A process is gone with its prompts; the other one finds its draws."""

@@ -159,7 +159,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.model.tasks[number].state = "done"
 
     @rule(which=WHICH)
-    def its_update_is_not_merged(self, which: int) -> None:
+    def where_update_is_not_merged(self, which: int) -> None:
         number = self.pick(which, "accepted")
         if number is not None:
             self.world.write(lambda conn: tasks.return_all(conn, [number]))
