@@ -79,7 +79,7 @@ class QueryPage(Page):
     def answer(self, name: str) -> QueryReply[Any]:
         return self._answers.get(name) or QueryReply()
 
-    def translated(self, scene: Scene) -> None:
+    def shown(self, scene: Scene) -> None:
         if self.volunteer.control is None or self.volunteer.view.ended is not None:
             return
         overdue: dict[str, PageQuery] = {}

@@ -77,7 +77,7 @@ class BenchmarkStep(Step):
         view = self.volunteer.view
         return bool(view.status.devices) and view.benchmark is None
 
-    def translated(self, scene: Scene) -> None:
+    def shown(self, scene: Scene) -> None:
         self.choice.measured = self._done
 
     def _draw(self, scene: Scene, width: int, height: int) -> list[Line]:
