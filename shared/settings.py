@@ -294,7 +294,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, object]) -> Self:
-        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
+        """Return a checked table as a struct. Raises InvalidRunFile as `read_table` does."""
         return read_table(raw, cls, cls.PLACE)
 
     def to_dict(self) -> dict[str, object]:

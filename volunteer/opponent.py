@@ -92,7 +92,7 @@ class VersionOpponent:
         return self._seated().look(moves)
 
     async def reply(self, moves: Sequence[int], level: int) -> MoveReply:
-        """Return the version's value of a position, and its move.
+        """Return the version's move in a position, and how it evaluates the position.
 
         Raises BadRequest if the game is over or no opponent is loaded.
         """

@@ -65,7 +65,7 @@ class ServerIdentity(PlatformService):
             self.address = decode(text, ServerAddress)
 
     async def load_tokens(self) -> None:
-        """Derive tokens from the key, write missing files. Raises Configuration for a wrong one."""
+        """Derive tokens from the key, write missing files. Raises Configuration for wrong files."""
         times = await self._db.read(lambda conn: key_values.get(conn, key_values.TOKENS))
         files = (self._settings.admin_token_file, self._settings.metrics_token_file)
         self._admin_hash, self._metrics_hash = (

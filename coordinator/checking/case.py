@@ -36,7 +36,8 @@ BEGINNING = StepsAndTokens(0, 0)
 class BlobSource(Protocol):
     """Source of blobs as files: a blob store, or the downloads of a checker."""
 
-    async def local(self, sha256: str) -> Path: ...
+    async def local(self, sha256: str) -> Path:
+        """Return the file of a blob. Raises Unavailable if a store does not have it."""
 
 
 class Case(StoredCase, frozen=True, kw_only=True):
@@ -161,7 +162,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         return rules.comparable(worker, on)
 
     async def data(self, blobs: BlobSource) -> LocalData:
-        """Return the chunks and other files of the task. Raises NotFound for a deleted one."""
+        """Return the chunks and other files of the task. Raises the errors of `blobs`."""
         manifest, more = self.manifest, self.files
         names = [manifest.chunks[index].sha256 for index in self.chunks]
         names += [asset.sha256 for asset in (*manifest.assets.values(), *more.values())]
@@ -183,7 +184,7 @@ class Draws:
         self._usual = usual
 
     def possible(self, run: RunRow) -> bool:
-        """Return True if contributions of a run are drawn at all; none over members' data is."""
+        """Return True if contributions of a run can be drawn; with members' data they cannot."""
         about = definition(run)
         return not about.at_members and rules.floor_of(about.file.trust, self._usual) > 0
 

@@ -109,7 +109,7 @@ class Checkers(PlatformService):
         self, contribution: int, hold: str, on: ComputeDevice, outcome: CheckerOutcome
     ) -> CheckerVerdict:
         """Settle a recompute by a checker's report, or give it back to other checkers. Raises
-        Conflict if another holds it by now, NotFound for an unknown one.
+        Conflict if another process holds the recompute by now, NotFound for an unknown recompute.
         """
         row = await self._held(contribution, hold)
         if outcome.found is None:

@@ -46,7 +46,7 @@ def settle(
     share: float = 1.0,
 ) -> bool:
     """End a draw with its result; return False if it had one before. `messages` are a sentence and
-    the figures (`Redone`, JSON); `share` is the share of the work that the draw shows.
+    the figures (a `Redone`, as JSON); `share` is the share of the work that the draw shows.
     """
     if not recomputes.end(conn, row.contribution_id, result, messages, now):
         return False

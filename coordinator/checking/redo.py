@@ -65,7 +65,7 @@ class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     async def of(cls, case: Case, submitted: SubmittedUpdate, blobs: BlobSource) -> RecomputeFiles:
-        """Return the files of a case. Raises NotFound for a deleted file."""
+        """Return the files of a case. Raises the errors of `blobs`."""
         return cls(
             weights=await blobs.local(case.base_sha256),
             update=await blobs.local(submitted.sha256),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from coordinator.upkeep.backup_series import DrillReport
     from coordinator.upkeep.stored_backups import StoredBackups
 
-NICENESS = 15  # of a backup: submissions come first
+NICENESS = 15  # priority of a backup, low so that submissions come first
 SCHEME = "s3://"  # begins the address of a store, in place of a folder
 T = TypeVar("T")
 

@@ -180,7 +180,7 @@ def abilities(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Abilitie
 
 
 def rights(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Rights]:
-    """Return the current rights of accounts and machines, by the machine."""
+    """Return the current rights of machines and their accounts, keyed by worker id."""
     rows = conn.execute(_RIGHTS, {"workers": sorted(set(worker_ids))})
     return {
         row.id: Rights(

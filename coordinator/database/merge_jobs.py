@@ -37,7 +37,7 @@ JOBS = LeasedJobs(merge_parts, PartRow, free="todo", leased="leased")
 
 
 class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Stored files of one part of a merge."""
+    """Result of one part of a merge: its stored files, and squared norms of its update."""
 
     sha256: str  # weights, or a survey
     size: int
@@ -122,7 +122,7 @@ def fail(conn: Connection, part: PartRow, message: str, *, content: bool) -> Non
 
 
 def made_by(part: PartRow) -> MergedPart:
-    """Return the files of a finished part."""
+    """Return the result of a finished part."""
     return decode(part.result, MergedPart)
 
 

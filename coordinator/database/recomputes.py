@@ -189,7 +189,7 @@ def take(
     under_way: RecomputeRow | None = None,
 ) -> RecomputeRow | None:
     """Lease to a server the next recompute that no checker or auditor has taken and that is not
-    left to checkers (of the classes `served`); None without one. With `under_way`, the recompute
+    left to checkers (of the classes `served`); None if none is due. With `under_way`, the recompute
     that the server makes now, only a much smaller one is leased, and overtakes it.
     """
     most = RECOMPUTE_FLOPS_MAX if under_way is None else under_way.flops / OVERTAKES_FROM
@@ -205,7 +205,7 @@ def take_for_checker(
     conn: sa.Connection, holder: Holder, kind: str, served: Collection[str]
 ) -> RecomputeRow | None:
     """Return the recompute that a checker has, or lease it the next one of its own class of
-    devices, or of a class that no other machine can compare; None without one.
+    devices, or of a class that no other machine can compare; None if none is due.
     """
     row = conn.execute(_LEASED_TO, {"where_owner": holder.owner}).mappings().first()
     if row is not None:
@@ -261,7 +261,7 @@ def end(
     conn: sa.Connection, contribution_id: int, result: Result, messages: tuple[str, str], now: float
 ) -> bool:
     """Record a result; return False if there was one before. `messages` are its sentence and its
-    measurement (`Redone`, JSON).
+    measurement (a `Redone`, as JSON).
     """
     message, measured = messages
     values = {"result": result, "message": message, "measured": measured, "ended_at": now}

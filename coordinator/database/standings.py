@@ -49,7 +49,7 @@ class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
     """Checks of a run's contributions, and their cost relative to the accepted work."""
 
     drawn: DrawCounts
-    played: int  # files of actors that were checked
+    played: int  # checked files of episodes and of evaluations
     checked_s: float
     work_s: float
     audits: int = 0  # audits that volunteers answered and were paid for
@@ -78,7 +78,9 @@ _KINDS = (
 
 
 def report(conn: Connection, now: float) -> TrustReport:
-    """Return the standings: suspended accounts first, then accounts on probation, newest first."""
+    """Return the standings, the results of draws and the backlog; and at most `LISTING_MAX`
+    accounts: suspended ones first, then those on probation, then the others, each newest first.
+    """
     drawn: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for who, result, count in conn.execute(_DRAWN):
         drawn[who][result or "open"] += int(count)

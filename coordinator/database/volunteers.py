@@ -212,7 +212,7 @@ _STRANGERS = select(func.count()).where(
 
 
 def strangers_of(conn: Connection, network: str, since: float) -> int:
-    """Return how many accounts registered from a network without a code since a time."""
+    """Return how many accounts registered without a code since a time, from one network."""
     values = {"where_network": network, "since": since}
     return int(conn.execute(_STRANGERS, values).scalar_one())
 

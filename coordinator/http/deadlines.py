@@ -88,10 +88,12 @@ class ConnectionGuard:
     def admit(
         self, connection: GuardedConnection, address: str, now: float
     ) -> ConnectionProgress | None:
-        """Admit and watch a connection; None if its address has too many, or no place is idle.
+        """Admit and watch a connection; None if its address has too many connections already, or
+        all places are taken and none of their connections is idle.
 
-        An IPv6 /64, which one home gets, counts as one address. If all places are taken, the
-        connection that has been idle for longest is closed, which costs its owner nothing.
+        An IPv6 /64, which one home gets, counts as one address; the organiser's proxies have no
+        limit of their own. If all places are taken, the connection that has been idle for longest
+        is closed, which costs its owner nothing.
         """
         key = address_key(address)
         proxy = self._trusted(address)
@@ -192,8 +194,8 @@ def raw_reply(status: int, message: str) -> bytes:
 
 
 def _trusted(settings: Settings) -> Callable[[str], bool]:
-    """Return a test for the addresses of the organiser's proxies; without `url` it is False for
-    all.
+    """Return a test for the addresses of the organiser's proxies; if the setting `url` is empty, it
+    is False for every address.
     """
     if not settings.url:
         return lambda address: False

@@ -130,7 +130,8 @@ class AnswerStream:
     async def pieces(
         self, disconnect: asyncio.Future[None]
     ) -> AsyncGenerator[tuple[int, AnswerPiece], None]:
-        """Yield the next piece of any sequence, with its number, until all end or `disconnect` is.
+        """Yield the pieces of all sequences as they arrive, each with the number of its sequence,
+        until all sequences end or `disconnect` is done.
 
         Each piece is counted on arrival, even if the asker no longer waits for it.
         """
@@ -369,7 +370,7 @@ def _generations(
 def _echoes(
     wish: TextPrompt, prepared: Sequence[PreparedPrompt], most: Sequence[int]
 ) -> tuple[AnswerPiece, ...]:
-    """Return the prompts as beginnings of their answers; without room an answer ends there."""
+    """Return the prompts as beginnings of their answers; an answer with no room ends there."""
     echoes: list[AnswerPiece] = []
     for words, prompt, room in zip(wish.prompts, prepared, most, strict=True):
         text = words if isinstance(words, str) else prompt.text

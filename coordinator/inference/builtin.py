@@ -53,7 +53,7 @@ log = structlog.get_logger("inference")
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the process, threads and memory, and its device."""
+    """Threads and memory that the process may take, and the device that it uses."""
 
     threads: int = 0  # 0 = half the cores
     memory_bytes: int = 0  # 0 = half of the memory
@@ -238,7 +238,7 @@ class BuiltinEngine:
     # --- the files ---
 
     async def _files(self, model: ModelVersion) -> messages.ModelFiles:
-        """Return the files that load a version. Raises NotFound if they are gone."""
+        """Return the files that load a version. Raises Unavailable if they are gone."""
 
         def look(conn: Connection) -> tuple[RunRow, str, Mapping[str, ChunkRef]]:
             run = runs.by_id(conn, model.run_id)

@@ -1,4 +1,4 @@
-"""Log of the tokens that a process streams, on its own disk, written before each piece is sent.
+"""Log of how many tokens a process streams, on its own disk, written before each piece is sent.
 
 The database learns of them once a second, so a `kill -9` would leave up to a second of delivered
 tokens unpaid. Each running request has a slot of a file, which survives the process. No request
@@ -30,7 +30,7 @@ log = structlog.get_logger("metering")
 
 
 class _StreamSlot(msgspec.Struct, frozen=True, kw_only=True):
-    """Log slot of one request: its streamed tokens, as JSON and a newline at the slot's start."""
+    """Log slot of one request: how many tokens it streamed, as JSON with a newline."""
 
     id: str
     streamed: StreamProgress
@@ -48,7 +48,7 @@ class StreamLog:
         self._failed = False
 
     def write(self, request_id: str, streamed: StreamProgress) -> None:
-        """Log the streamed tokens of a request, including the piece that is sent next."""
+        """Log how many tokens a request has streamed, including the tokens of the next piece."""
         slot = self._slots.get(request_id)
         if slot is None:
             if len(self._slots) >= SLOTS_MAX:
@@ -97,7 +97,7 @@ class StreamLog:
 
 
 class OrphanStreams:
-    """Stream logs of dead processes, and their requests' streamed tokens."""
+    """Stream logs of dead processes, and how many tokens their requests had streamed."""
 
     def __init__(self) -> None:
         self.streamed: dict[str, StreamProgress] = {}

@@ -1,9 +1,10 @@
 """Inference engine at an address: the organiser's OpenAI-compatible server computes answers.
 
 The server gets texts through `/completions`. The run's tokenizer counts prompts. Each chunk counts
-as one token until the text ends; then the reply's `usage` corrects the count, or else the
-tokenizer. The server may read the prompts, but its replies are not trusted: they are bounded, timed
-and read strictly, and any fault becomes Unavailable.
+as one token; once the server has ended the text, the reply's `usage` corrects the count, or the
+tokenizer if the reply has none. The server may read the prompts, but its replies are not trusted:
+they are bounded, timed and read strictly. A fault becomes Unavailable; a refusal with the status
+404 becomes NotFound, one with 400, 413 or 422 BadRequest.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ SILENT_S = 60.0  # longest wait for a token, or for a whole reply that is not st
 USAGE_S = 5.0  # longest wait for data after the end of a text
 REST_S = 2.0  # wait after a failed connection, before the server is tried again
 STREAMS_MAX = 256  # streams at once; more requests wait for CONNECT_S and are then refused
-STOPS_MAX = 4  # stop strings in OpenAI's interface; all of them are also searched for here
+STOPS_MAX = 4  # most stop strings that the server gets; this engine searches for every one itself
 SEEDS = 1 << 31
 UNKNOWN = -1  # stands for a token whose number is unknown
 SPARE_CHUNKS = 8  # chunks with text that are allowed beyond one for each token
@@ -66,8 +67,8 @@ log = structlog.get_logger("inference")
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """Organiser's inference server. `names` holds its names of our models: under RUN@40 the name
-    of one version, under RUN the name of every version, with {version} for its number.
+    """Organiser's inference server. `names` holds the server's names of versions: under RUN@40 the
+    name of one version, under RUN that of every version, with {version} for the version's number.
     """
 
     url: str

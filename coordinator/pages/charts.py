@@ -64,7 +64,9 @@ def thinned(points: Sequence[Point]) -> list[Point]:
 
 
 def line(points: Sequence[Point], most: float = math.inf) -> Line | None:
-    """Draw a line of values, none above `most`, over versions; None without a value."""
+    """Draw values over versions as a line; None if there is no finite value. `most` is the largest
+    value that is possible: the scale does not go beyond it.
+    """
     drawn = thinned([p for p in points if math.isfinite(p.y)])
     if not drawn:
         return None

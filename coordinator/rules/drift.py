@@ -33,7 +33,7 @@ def provable_steps(points: Sequence[DriftPoint], planned: int) -> int:
     last point, up to `EXTRAPOLATED` times its steps.
     """
     steps, drift = 0, 0.0
-    rate = 0.0  # of the exponential growth, a step
+    rate = 0.0  # rate of the exponential growth for each step
     for point in points:
         if steps and 0.0 < drift < point.drift:
             rate = math.log(point.drift / drift) / (point.steps - steps)
@@ -87,7 +87,7 @@ def described(drift: float | None, version: int | None, steps_provable: int) -> 
 
 
 def bounded(steps_provable: int) -> tuple[str, ...]:
-    """Return the sentence of a run whose tasks are shorter than its file says, if they are."""
+    """Return a sentence if the tasks of a run are shorter than its file says; otherwise nothing."""
     if not steps_provable:
         return ()
     return (

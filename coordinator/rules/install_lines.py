@@ -39,10 +39,10 @@ _SYSTEMS: tuple[tuple[re.Pattern[bytes], System], ...] = (
 
 
 class InstallLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Line for one kind of card, run by uv; without its first word pipx alone runs it."""
+    """Line for one kind of card: uv runs pipx. Without the words `uvx`, an installed pipx runs."""
 
     kind: str
-    build: str  # of torch, as an extra of the package
+    build: str  # build of torch, as an extra of the package
     megabytes: int
     line: str
 

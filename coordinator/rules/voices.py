@@ -88,11 +88,11 @@ def member_shares(voices: Sequence[MemberVoice], cap: float) -> list[float]:
 
 def cap_level(totals: Sequence[float], cap: float) -> float:
     """Return the level to which larger totals are cut, so that none exceeds `cap` times the equal
-    share of the sum that remains; infinite where none does.
+    share of the sum that remains; infinite if no total is that large.
     """
     most = cap / max(1, len(totals))
     ordered = sorted(totals)
-    sums = list(accumulate(ordered))  # of each total and the smaller ones
+    sums = list(accumulate(ordered))  # sum of each total and all smaller ones
     for cut, total in enumerate(reversed(ordered)):
         left = 1.0 - cut * most  # share of those that are not cut
         level = most * sums[-1 - cut] / left if left > 0 else math.inf

@@ -206,7 +206,7 @@ def content_of(conn: Connection, row: VersionRow) -> Content:
 
 
 async def base_of(blobs: BlobStore, row: VersionRow) -> PublishedBase:
-    """Return a version as volunteers hold it. Raises NotFound if its files are gone."""
+    """Return a version as volunteers hold it. Raises Unavailable if its file is gone."""
     return PublishedBase(
         weights=BlobRef(sha256=row.published_sha256, size=row.size),
         downlink=decode(row.manifest, VersionManifest).downlink,

@@ -218,7 +218,7 @@ def at_homes(
     run: Run, workers: Iterable[str], rows: Mapping[tuple[int, str], MemberRow]
 ) -> list[Run]:
     """Return a run on members' data once for each of these workers, with the pass of the worker's
-    own data; without samples for one that keeps none.
+    own data. The run has no samples for a worker that keeps no data.
     """
     offers = []
     for worker in workers:

@@ -327,7 +327,7 @@ def tried(outcome: SimulationResult, prediction: Prediction, hooks: Callable[[st
 
 
 def _gain(before: Prediction, after: Prediction) -> str:
-    """Return the gain of a change in words; "" if there is none worth a word."""
+    """Return a sentence on the gain by a change; "" for less than `GAIN_PLAY` or `GAIN_BUSY`."""
     if before.play is not None and after.play is not None:
         old, new = before.play.per_hour, after.play.per_hour
         unit = before.play.unit

@@ -373,7 +373,7 @@ def check_one_key(place: str, names: Mapping[str, str]) -> None:
 
 def check_files(source: Path, listed: BackupList, checked: Container[str] = ()) -> None:
     """Check the hash of every file of a backup except the blobs `checked`, which the caller has
-    just read back. Raises Configuration with the first wrong one.
+    just read back. Raises Configuration for the first missing or wrong file.
     """
     hashes = {source / "tables" / f"{n}.jsonl": t.sha256 for n, t in listed.tables.items()}
     hashes |= {source / "keys" / name: sha for name, sha in listed.keys.items()}

@@ -170,7 +170,7 @@ class StoreMarks:
             )
 
     def _problem(self, memory: _Memory, mark: StoreMark) -> _Problem:
-        """Return why the store is not this database's; no reason where it is."""
+        """Return why the store is not this database's; an empty reason if it is."""
         if mark.key != self._key:
             return _Problem(
                 f"{self._store} is the blob store of the key {mark.key} and of the database "

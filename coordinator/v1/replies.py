@@ -235,14 +235,14 @@ class Form:
 
 
 class _Place:
-    """Place in a text of which each token adds some bytes, in characters."""
+    """Number of characters of a text so far, counted from the bytes of its tokens."""
 
     def __init__(self) -> None:
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
         self._characters = 0
 
     def before(self, data: bytes) -> int:
-        """Return the place before a token, and go behind it."""
+        """Return the number of characters before a token, then count the token's own."""
         place = self._characters
         self._characters += len(self._decoder.decode(data))
         return place

@@ -38,5 +38,5 @@ def delete_folder(path: Path, reason: Reason, *, strict: bool = False) -> None:
 
 
 def delete_empty_folder(path: Path, reason: Reason) -> None:
-    """Delete an empty folder. Raises OSError for another one."""
+    """Delete an empty folder. Raises OSError for a folder that is missing or not empty."""
     path.rmdir()

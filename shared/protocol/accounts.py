@@ -202,7 +202,7 @@ class WorkerInfo(Message):
     rate: float | None = None  # steps a second
     task: int | None = None
     run: str = ""  # of that task
-    celsius: float | None = None  # of its hottest device
+    celsius: float | None = None  # temperature of its hottest device
     day_micro: int | None = None  # pay of its work of the last 24 hours; None if not counted yet
 
 

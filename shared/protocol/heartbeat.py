@@ -30,7 +30,7 @@ class HeartbeatRequest(Message):
     tasks: Annotated[tuple[TaskBeat, ...], Meta(max_length=TASKS_MAX)] = ()
     paused: bool = False
     reason: Line = ""
-    celsius: float | None = None  # of the hottest device lent
+    celsius: float | None = None  # temperature of the hottest lent device
     news_since: Number = 0  # last `news_until` stored by this client
     ordered_at: float = 0.0  # time of the owner's last order that this machine carried out
 

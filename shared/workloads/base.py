@@ -247,8 +247,9 @@ class Reader(Protocol):
 class Decoder(Reader, Protocol):
     """Version that continues many texts at once, each in a slot of its own.
 
-    The tokens at places 0, 1, ... of a slot are read in order. Returned logits are float32 (V,), of
-    the token after the last one read. Slots are never cleared: a new text starts at place 0.
+    The tokens at places 0, 1, ... of a slot are read in order. Returned logits are of the token
+    after the last one read: float32 (V,), V tokens in the vocabulary. Slots are never cleared: a
+    new text starts at place 0.
     """
 
     slots: int
@@ -263,8 +264,8 @@ class Decoder(Reader, Protocol):
         self, slots: Sequence[int], prompts: Sequence[Sequence[int]]
     ) -> NDArray[np.float32]:
         """Read whole prompts at once, each into its own slot (slots ascending) from place 0 on;
-        return logits (len(slots), V). The time is that of prompts which all have the longest one's
-        length.
+        return logits (len(slots), V). It takes as long as if every prompt were as long as the
+        longest.
         """
 
     def decode_step(
@@ -365,7 +366,7 @@ class Workload(Protocol):
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         """Validate a `[model]` table and fill in every default (vocabulary size from the manifest).
-        Raises InvalidRunFile, with the nearest known key for an unknown one.
+        Raises InvalidRunFile; for an unknown key the message names the nearest known key.
         """
 
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:

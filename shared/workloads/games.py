@@ -15,7 +15,7 @@ from shared.workloads.experience import Experience
 
 
 class MoveReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Version's evaluation of a position, and its move."""
+    """Move that a version makes in a position, and how it evaluates the position."""
 
     move: int
     value: float  # value for the player to move, -1 ... 1

@@ -191,7 +191,7 @@ def build(
 
 
 def _numbers(run: MemberRun, manifest: DatasetManifest) -> MemberData:
-    """Return the numbers of a member's data that are sent to the coordinator."""
+    """Return the numbers of a member's data that are declared to the coordinator."""
     items = sum(chunk.items for chunk in manifest.chunks)
     heldout_items = sum(chunk.items for chunk in manifest.heldout)
     answers = float(manifest.meta.get("answer_share", 1.0))  # share of the items

@@ -142,7 +142,7 @@ class Agent:
     # Commands.
 
     def pause(self, order: Pause) -> None:
-        """Pause a device (all, without a name) and keep its task; the heartbeats report it."""
+        """Pause a device, or all if none is named, and keep its task; heartbeats report it."""
         self._pauses.pause(
             order.device,
             by=order.by,

@@ -30,7 +30,7 @@ class Heartbeat:
     pauses: PauseBoard
     watcher: RunWatcher
     obey_owner: Callable[[Literal["pause", "resume", "finish"]], None]  # order from another machine
-    celsius: Callable[[], float | None]  # of the hottest device lent
+    celsius: Callable[[], float | None]  # temperature of the hottest lent device
     _send_now: bool = field(default=False, init=False)
 
     async def run(self) -> None:

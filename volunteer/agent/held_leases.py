@@ -113,7 +113,7 @@ class HeldLeases:
         self._life.notify()
 
     def put_down(self, work: LeaseInWork, *, counted: bool) -> None:
-        """End the work on a lease; without a result the lease does not count against
+        """End the work on a lease; unless it is `counted`, it does not count against
         `max_tasks`.
         """
         self._leases.pop(work.key, None)

@@ -67,8 +67,8 @@ class LeaseEnds:
             self.place.bus.notice(error.message)
 
     def complete(self, work: LeaseInWork, result: QueuedResult | None) -> None:
-        """End a lease whose last result is in the outbox; without `result` an earlier process made
-        it.
+        """End a lease whose last result is in the outbox. `result` is None if an earlier process
+        made it.
         """
         self.place.store.leases.drop(work.lease)
         if result is not None:

@@ -190,7 +190,7 @@ class _Addition:
 
 
 def data_lines(record: OwnRecord, place: Path, terms: MemberTerms) -> list[str]:
-    """Return the lines about own data: numbers, bytes that leave the machine, terms, place."""
+    """Return the lines about own data: numbers, all that leaves the machine, terms, folder."""
     from volunteer.i18n.formats import size
 
     numbers = record.numbers

@@ -139,7 +139,7 @@ def _tell(sentence: Sentence) -> None:
 
 
 class _Export:
-    """One `volunteer export`; no passes: the version as it is."""
+    """One `volunteer export`; with 0 passes, the version is not trained further."""
 
     def __init__(
         self, places: Directories, settings: Settings, choice: VersionChoice, *, passes: int
@@ -193,7 +193,7 @@ class _Export:
         return await ask_coordinator(self._places, fetched)
 
     def _learnt(self, home: HomeVersion, watch: _Watch) -> OwnCopy:
-        """Return the copy: trained, or without passes the version as it is."""
+        """Return the trained copy; with 0 passes, the version's own weights."""
         from shared.clock import SystemClock
         from volunteer.machine.devices import choose, default_threads, detect
         from volunteer.training.own_copy import OwnCopy, read_weights, train_copy

@@ -141,9 +141,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return self.problems.get(device.id, device.problem)
 
     def paused(self, device: str = "") -> PauseStatus | None:
-        """Return the pause of a device, or of all without a name; None if it is not paused.
+        """Return the pause of a device; None if it is not paused.
 
-        All are paused as soon as each lent device is.
+        Without a name: return a pause if all devices are paused, together or one by one.
         """
         for pause in self.pauses:
             if pause.device in ("", device):

@@ -96,7 +96,9 @@ class SurroundingsReader:
 
 
 def _battery() -> tuple[bool | None, float] | None:
-    """Return whether the machine runs on battery, and its charge in percent; None without one."""
+    """Return whether the machine runs on battery (None if unknown), and the charge in percent; None
+    if no battery is found.
+    """
     try:
         battery = psutil.sensors_battery()
     except (AttributeError, OSError, RuntimeError):  # systems without such a sensor

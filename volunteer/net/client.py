@@ -508,7 +508,7 @@ async def _followed(
     raise errors.Unreachable(Sentence("{host} redirects without end", host=host))
 
 
-# OpenSSL's names for a peer that answers a handshake with plain HTTP
+# reasons of OpenSSL's errors after a peer has answered a handshake with plain HTTP
 PLAIN_HTTP = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 
 

@@ -54,7 +54,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 def end_of_pause(length: str, until: str, now: datetime) -> datetime | None:
     """Return the end of a pause: after `length` ("2h", "1h30m", "45m", "1d"), or at the time
-    `until` ("22:00", today or tomorrow); None without either.
+    `until` ("22:00", today or tomorrow); None if neither is given.
 
     Raises BadRequest.
     """

@@ -67,7 +67,7 @@ class Leases:
         return self._path(lease, ".safetensors")
 
     def claim_id(self, device: str) -> str:
-        """Return the id of this device's running claim, stored before it is sent."""
+        """Return the id of a device's running claim. If none is running, a new claim is stored."""
         path = self._claim(device)
         try:
             claim = read_record(path, Claim)

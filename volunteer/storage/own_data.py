@@ -3,7 +3,9 @@
     members/<run>/data.json           record of the data in use
     members/<run>/<build>/<sha256>    chunks, held-out part and assets of one build
 
-Neither a file below this folder nor its name is ever sent, only the numbers in `OwnRecord.numbers`.
+Neither a file below this folder nor its name is ever sent. What leaves the machine are the numbers
+in `OwnRecord.numbers`, losses on the data, and the updates that are trained on it.
+
 The folder of a run is named by the hash of the run's name, because a coordinator chose that name.
 """
 
@@ -41,13 +43,13 @@ class OwnDataUnusable(VolunteerError):
 
 class OwnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Own data for one run: the manifest of its files on this machine, and the numbers that are
-    sent.
+    declared to the coordinator.
     """
 
     run: str
     build: str  # folder of the files
     manifest: DatasetManifest
-    numbers: MemberData  # all that is sent, with the edition of these chunks
+    numbers: MemberData  # numbers that are declared, with the edition of these chunks
     at: float  # time when the data were added
 
     @property

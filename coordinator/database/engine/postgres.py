@@ -102,7 +102,7 @@ def sqlstate(error: BaseException) -> str:
 
 
 def translate(error: BaseException) -> BaseException:
-    """Translate a PostgreSQL failure for callers."""
+    """Return a PostgreSQL failure as a VolunteerError; an unknown failure is returned as it is."""
     code = sqlstate(error)
     if code in RACES or code == "55P03":
         return Unavailable("the database is busy with the same rows", retry_after_s=2)

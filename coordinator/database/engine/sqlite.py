@@ -95,7 +95,7 @@ def prepare_file(path: Path) -> None:
 
 
 def translate(error: BaseException) -> BaseException:
-    """Translate a SQLite failure for callers."""
+    """Return a SQLite failure as a VolunteerError; an unknown failure is returned as it is."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     name = getattr(cause, "sqlite_errorname", "") or ""
     # SHMSIZE: the index of the write-ahead log, a file next to the database, cannot grow

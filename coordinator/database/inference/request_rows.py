@@ -68,7 +68,7 @@ def begin(conn: Connection, row: OpenRow, memo: str) -> None:
 
 
 class StreamProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that a request has streamed, in all and by the account that computed them."""
+    """Number of tokens that a request has streamed, in all and by the account that made them."""
 
     out: int
     answered: Mapping[str, int] = {}

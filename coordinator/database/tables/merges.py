@@ -18,7 +18,7 @@ merges = sa.Table(
     *lease_columns(),
     sa.Column("failures", sa.Integer, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
-    # MergeTerms of merging/recipe.py, JSON
+    # MergeTerms of merging/recipe.py, as JSON
     sa.Column("terms", sa.Text, nullable=False),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("ended_at", sa.Double, nullable=True),
@@ -35,11 +35,10 @@ merge_parts = sa.Table(
     sa.Column("shard", sa.Integer, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),  # see PartRow
     *lease_columns(),
-    sa.Column(
-        "failures", sa.Integer, nullable=False
-    ),  # of disks and networks; bad content fails at once
+    # faults of disks and networks; after bad content the job fails at once
+    sa.Column("failures", sa.Integer, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
-    sa.Column("result", sa.Text, nullable=False),  # JSON of the files that the job made
+    sa.Column("result", sa.Text, nullable=False),  # MergedPart, as JSON
     sa.UniqueConstraint("merge_id", "phase", "shard"),
 )
 sa.Index("ix_merge_parts_open", merge_parts.c.state, merge_parts.c.merge_id)

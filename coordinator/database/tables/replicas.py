@@ -14,5 +14,5 @@ replicas = sa.Table(
     sa.Column("place", sa.String(255), nullable=False),
     sa.Column("started_at", sa.Double, nullable=False),
     sa.Column("beat_at", sa.Double, nullable=False),
-    sa.Column("figures", sa.Text, nullable=False),  # ReplicaFigures, JSON
+    sa.Column("figures", sa.Text, nullable=False),  # ReplicaFigures, as JSON
 )

@@ -57,7 +57,8 @@ members = sa.Table(
     sa.Column("samples", sa.BigInteger, nullable=False),  # samples of one pass
     sa.Column("items", sa.BigInteger, nullable=False),  # learnt tokens, or pictures
     sa.Column("heldout", sa.BigInteger, nullable=False),  # held-out samples
-    sa.Column("edition", sa.Text, nullable=False),  # another one is other data
+    # name of the data; changed data has another name
+    sa.Column("edition", sa.Text, nullable=False),
     sa.Column("pass_no", sa.Integer, nullable=False),
     sa.Column("cursor", sa.BigInteger, nullable=False),  # next uncut position of the pass
     sa.Column("first_pass", sa.Integer, nullable=False),  # first pass over the present data

@@ -37,7 +37,8 @@ recomputes = sa.Table(
     sa.Column(
         "result", sa.String(16), nullable=False
     ),  # Result of rules/checks.py; "" until it is done
-    sa.Column("measured", sa.Text, nullable=False),  # Redone, JSON; "{}" without a measurement
+    # Redone of rules/checks.py, as JSON; "{}" without a measurement
+    sa.Column("measured", sa.Text, nullable=False),
     sa.Column(
         "message", sa.Text, nullable=False
     ),  # sentence on the result, or why the recompute waits

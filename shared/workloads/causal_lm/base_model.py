@@ -41,7 +41,7 @@ def frozen_of(config: CausalConfig, data: Data | None) -> Weights | None:
     """Return the frozen weights of a run's model from a worker's data; None if all weights are
     trained.
 
-    Raises NotFound if files are missing, InvalidRunFile if all data is.
+    Raises NotFound if a file is missing, InvalidRunFile if files are needed and `data` is None.
     """
     if not config.frozen:
         return None

@@ -114,7 +114,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, object]) -> CausalConfig:
-        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
+        """Return a checked table as a struct. Raises InvalidRunFile as `read_table` does."""
         if "config" not in raw:
             check_keys(raw, TABLE_KEYS, "[model]")
             raise InvalidRunFile(

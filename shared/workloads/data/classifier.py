@@ -133,7 +133,7 @@ def train_judge(
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> TrainedJudge:
     """Train a judge on the classes `labels` of `images`; the held-out images measure its
-    accuracy. `on_step` receives the steps done and their number.
+    accuracy. `on_step` receives the numbers of finished and of all steps.
     """
     classes = int(labels.max()) + 1
     network = _network(images.shape[1], classes, seed)

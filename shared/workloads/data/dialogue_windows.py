@@ -25,7 +25,7 @@ from shared.workloads.data.tokenizer import FIRST, LEARNT, TokenChunks
 
 RUNS = "runs"  # field of a manifest
 _FIRST, _LEARNT = 2, 1  # marks of a run, below its length
-_BYTES = 4  # of a run
+_BYTES = 4  # size of a run in the text of runs
 
 Numbers = NDArray[np.int64]
 

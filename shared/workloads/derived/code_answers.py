@@ -47,8 +47,8 @@ from shared.workloads.derived.seeded_draws import (
     SeededDraws,
 )
 
-_TRIED = 4  # samples of the trial
-_CLOSE = 1e-4
+_TRIED = 4  # made-up samples of the step that is measured
+_CLOSE = 1e-4  # largest difference of equal losses, relative to a loss above 1
 
 
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from shared.workloads.derived.built_model import BuiltModel
 from shared.workloads.derived.derived_facts import BLOCK
 from shared.workloads.generation.prompt_text import PromptText, padded
 
-_VOCABULARY = 1 << 20  # of a model that does not say
+_VOCABULARY = 1 << 20  # size of the vocabulary of a model that states none
 
 
 class WholeDecoder(PromptText):

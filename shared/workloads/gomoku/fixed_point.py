@@ -28,7 +28,7 @@ _MARGIN = 1.25
 _PRODUCTS_MAX = 3 * 2**22
 _BIAS_MAX = 2**21
 _EXPONENT_MAX = 24
-_UNIT_MIN = 2.0**-60  # of a layer whose output is zero
+_UNIT_MIN = 2.0**-60  # unit of a layer whose output is zero
 
 
 class FixedConv(nn.Module):

@@ -39,9 +39,9 @@ _WORD = (1 << 63) - 1
 
 
 class ListedProblems(ChunkRef, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Problems of a run's dataset."""
+    """File with the problems of a run's dataset."""
 
-    without_solution: int
+    without_solution: int  # number of problems without a solution
 
 
 class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,8 +107,8 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(checked, dataset=listed_problems)
 
     def _with_tokenizer(self, dataset: DatasetManifest) -> RolloutsConfig:
-        """Return the table with the tokenizer of the model named by `from`, which is its
-        dataset's. Raises InvalidRunFile for another one.
+        """Return the table with the tokenizer of the model that `from` names. Raises
+        InvalidRunFile if the dataset's problems were made for another tokenizer.
         """
         used, base = dataset.assets.get(TEXT), self.causal
         if base is None:
@@ -211,7 +211,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RolloutsConfig:
-        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
+        """Return a checked table as a struct. Raises InvalidRunFile as `read_table` does."""
         return read_table(raw, cls, "[model]")
 
 
@@ -305,7 +305,7 @@ class RolloutsOptions(ReplayOptions, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RolloutsOptions:
-        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
+        """Return a checked table as a struct. Raises InvalidRunFile as `read_table` does."""
         if raw.get("group") == 1:
             raise InvalidRunFile(
                 "[task.options] group = 1: an answer is compared with the others of its group, so"

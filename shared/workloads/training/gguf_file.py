@@ -72,7 +72,7 @@ class _Folder(NamedTuple):
     config: Mapping[str, Any]
     tokenizer: Mapping[str, Any]
     template: str | None
-    begin: int | None  # token with which the tokenizer itself begins a text
+    begin: int | None  # token that the tokenizer puts before every text
 
 
 def as_gguf(model: ConvertedModel) -> ConvertedModel:
@@ -236,7 +236,7 @@ def _add_gpt2(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
 
 
 def _begin(data: bytes) -> int | None:
-    """Return the token with which a tokenizer.json itself begins a text."""
+    """Return the token that a tokenizer.json puts before every text; None if it adds none."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(data.decode())

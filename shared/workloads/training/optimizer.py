@@ -33,7 +33,7 @@ _KEYS = {
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _TIMES = 5
 _MUON_MOMENTUM = 0.95
-_ROW_DECAY = 0.95  # of the mean square of an orthogonal step's rows (NorMuon, Li et al. 2025)
+_ROW_DECAY = 0.95  # decay of the mean square of an orthogonal step's rows (NorMuon, Li et al. 2025)
 # Other parameters: momentum, and root mean square of a row's step at rate 1. Rows whose momentum is
 # below the floor, a share of the tensor's mean, take smaller steps in proportion; otherwise a token
 # that occurs once would move its row for the rest of the task.
@@ -48,9 +48,9 @@ _RMS = 0.2
 
 @dataclass(frozen=True)
 class _Group:
-    """Parameters under one rule with one weight decay."""
+    """Parameters that are moved by the same optimiser with the same weight decay."""
 
-    rule: str
+    rule: str  # optimiser: a key of `_KEYS`
     weight_decay: float
     names: tuple[str, ...]
 
@@ -193,7 +193,9 @@ class InnerOptimizer:
 
 
 def _groups(parameters: Mapping[str, Parameter], train: TrainSettings) -> list[_Group]:
-    """Divide parameters among the rules: matrices decay, all others do not."""
+    """Group parameters by optimiser and weight decay; a parameter of fewer than two dimensions
+    does not decay.
+    """
     turned = block_matrices(parameters) if train.optimizer == "muon" else {}
     plain = "rows" if train.optimizer == "muon" else train.optimizer
     rest = {name: value for name, value in parameters.items() if name not in turned}

@@ -22,7 +22,7 @@ class Alphabet(msgspec.Struct, frozen=True, kw_only=True):
     across: int
     down: int
     bits: tuple[tuple[int, ...], ...]  # [column][row] of a cell, from the top
-    signs: str  # by the sum of their bits
+    signs: str  # indexed by the sum of the bits of a sign's dots
 
 
 BRAILLE = Alphabet(

@@ -45,7 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Filling(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of a table: rows, text without rows, and border titles."""
+    """Content of a table: rows, the text that is shown if there are none, and border titles."""
 
     rows: tuple[Row, ...] = ()
     empty: str = ""
