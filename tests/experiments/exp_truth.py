@@ -44,7 +44,7 @@ from volunteer.account.profile import Profile
 from volunteer.control.status import is_news
 from volunteer.settings.settings import directories
 from volunteer.text import loss, measure_word
-from volunteer.tui.text import big
+from volunteer.tui.text import big_digits
 
 T = TypeVar("T")
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -264,7 +264,7 @@ class Judge:
         if today is None:
             return
         totals.add(round(_number(today[1]) * MICRO))  # nothing is spent here
-        drawn = [big(f"{micro / MICRO:,.2f}") for micro in totals]
+        drawn = [big_digits(f"{micro / MICRO:,.2f}") for micro in totals]
         true = any(rows and all(row.rstrip() in left for row in rows) for rows in drawn)
         self.holds(reading, "large total", true, "other digits", sorted(totals))
 

@@ -16,7 +16,7 @@ from tests.tui.engine import FakeEngine
 from volunteer.control import events
 from volunteer.control.status import Status
 from volunteer.tui.app import VolunteerApp
-from volunteer.tui.digest import ABSENCE_S, LastLook, Looks, digest
+from volunteer.tui.digest import ABSENCE_S, Visit, Visits, digest
 
 replace = msgspec.structs.replace
 
@@ -27,7 +27,7 @@ class Watched(VolunteerApp):
     CSS_PATH = str(Path(inspect.getfile(VolunteerApp)).with_name("app.tcss"))
 
     def __init__(self, engine: FakeEngine, path: Path) -> None:
-        super().__init__(engine.control, clock=engine.clock, tick_s=None, looks=Looks(path))
+        super().__init__(engine.control, clock=engine.clock, tick_s=None, visits=Visits(path))
         self.messages: list[str] = []
 
     def notify(self, message: str, **options: Any) -> None:
@@ -35,7 +35,7 @@ class Watched(VolunteerApp):
 
 
 HOUR_S = 3600.0
-BEFORE = LastLook(
+BEFORE = Visit(
     volunteer_id="ann",
     at=0.0,
     earned_micro=5_000_000,
@@ -75,7 +75,7 @@ def test_a_digest_names_what_changed(changes: dict[str, object], line: str) -> N
     ],
     ids=["nothing", "a moment", "another account", "rolled back"],
 )
-def test_no_news_is_no_digest(after: LastLook) -> None:
+def test_no_news_is_no_digest(after: Visit) -> None:
     assert digest(BEFORE, after) == ""
 
 
@@ -83,20 +83,20 @@ def test_no_news_is_no_digest(after: LastLook) -> None:
 def test_a_damaged_file_is_no_digest_and_is_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "last-look.json"
     path.write_bytes(content)
-    looks = Looks(path)
+    visits = Visits(path)
     status = Status(me=scenes.ME, runs=(scenes.RUN,))
-    assert looks.arrived(status, 0.0) == ""
-    looks.left(status, 0.0)
-    assert Looks(path).arrived(status, HOUR_S) == ""
+    assert visits.start(status, 0.0) == ""
+    visits.end(status, 0.0)
+    assert Visits(path).start(status, HOUR_S) == ""
     later = replace(status, me=replace(scenes.ME, accepted=scenes.ME.accepted + 1))
-    assert "1 task accepted" in Looks(path).arrived(later, HOUR_S)
+    assert "1 task accepted" in Visits(path).start(later, HOUR_S)
 
 
 def test_a_disk_that_takes_nothing_ends_nothing(tmp_path: Path) -> None:
-    looks = Looks(tmp_path / "missing" / "last-look.json")
+    visits = Visits(tmp_path / "missing" / "last-look.json")
     status = Status(me=scenes.ME, runs=(scenes.RUN,))
-    looks.arrived(status, 0.0)
-    looks.left(status, 0.0)
+    visits.start(status, 0.0)
+    visits.end(status, 0.0)
 
 
 async def test_a_start_and_a_return_show_what_happened_meanwhile(

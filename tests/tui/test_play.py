@@ -19,7 +19,7 @@ from shared.workloads.gomoku.rules import Position as Game
 from tests.tui.engine import screen_text
 from tests.tui.pages import SMALL, Snapshot
 from volunteer.opponent import SeatedOpponent
-from volunteer.tui.keys import shown
+from volunteer.tui.keys import key_name
 from volunteer.tui.look import Look
 from volunteer.tui.play.app import PlayApp
 from volunteer.tui.text import UNICODE
@@ -218,7 +218,7 @@ def test_the_cursor_is_in_brackets_and_the_last_stone_in_others() -> None:
     ],
 )
 def test_a_key_is_written_as_it_stands_on_the_keyboard(key: str, says: str) -> None:
-    assert shown(key) == says
+    assert key_name(key) == says
 
 
 def drawn(compare: Snapshot, size: tuple[int, int], *, ascii: bool = False) -> bool:

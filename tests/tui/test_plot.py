@@ -19,7 +19,7 @@ from volunteer.tui.widgets.raster import (
     columns,
     dots,
     frame,
-    runs,
+    line_strokes,
 )
 
 anything = st.floats(allow_nan=True, allow_infinity=True)
@@ -123,7 +123,7 @@ def test_a_line_has_no_gap(values: list[float], width: int, height: int) -> None
     points = curve(values)
     view = frame([points])
     assert view is not None
-    strokes = runs(points, view, width * 2, height * 4)
+    strokes = line_strokes(points, view, width * 2, height * 4)
     covered: dict[int, set[int]] = {}
     for column, low, high in strokes:
         assert 0 <= low <= high < height * 4

@@ -199,9 +199,9 @@ async def test_an_answer_from_before_the_page_was_left_is_drawn_with_its_age(
         assert isinstance(page, RunsPage)
         await pilot.press("1")
         await engine.clock.advance(27)
-        assert not page.answer("runs").old(app.scene())
+        assert not page.reply("runs").old(app.scene())
         await engine.clock.advance(13)
-        assert page.answer("runs").note(app.scene()) == "as of 40 s ago"
+        assert page.reply("runs").note(app.scene()) == "as of 40 s ago"
 
 
 async def test_no_new_tasks_and_the_licence(engine: FakeEngine) -> None:

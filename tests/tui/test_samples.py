@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, queries, screen_text
 from tests.tui.pages import EVERY_SIZE, REFUSED, Snapshot, prepared, settle
 from volunteer.control import commands, events
+from volunteer.control.commands import Command
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.look import Look
 from volunteer.tui.sample_history import SampleHistory
@@ -175,6 +177,36 @@ async def test_what_is_no_picture_leaves_the_dots_of_the_sample(engine: FakeEngi
     engine.answers[commands.GetPicture] = b"\x1b]0;no picture"
     async with opened(engine, scenes.filled(), size=(80, 24)) as (app, pilot):
         assert "⣿⣿" in await look(app, pilot, "m")
+
+
+class SlowPictures(FakeEngine):
+    """Engine whose pictures arrive once `arrive` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrive = asyncio.Event()
+
+    async def _execute(self, command: Command[Any]) -> Any:
+        if isinstance(command, commands.GetPicture):
+            await self.arrive.wait()
+        return await super()._execute(command)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_late_picture_is_not_drawn_for_another_version(plain: bool) -> None:
+    engine = SlowPictures()
+    drawing = version(1, "⣿⣿\n⣿⣿\n⣿⣿", picture=BlobRef(sha256="", size=9))
+    telling(engine, [version(0, "words of a text"), drawing])
+    engine.answers[commands.GetPicture] = write_png(np.full((64, 64), 255, np.uint8))
+    async with opened(engine, scenes.filled(), size=(60, 24), look=Look(ascii=plain)) as (
+        app,
+        pilot,
+    ):
+        assert "version 1 of" in await look(app, pilot, "m")
+        assert "words of a text" in await look(app, pilot, "left_square_bracket")
+        engine.arrive.set()
+        await settle(app, pilot)
+        assert "words of a text" in screen_text(app)
 
 
 async def test_a_board_is_drawn_as_it_is(engine: FakeEngine) -> None:

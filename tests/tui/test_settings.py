@@ -13,7 +13,7 @@ from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, p
 from volunteer.control import commands
 from volunteer.tui.look import Look
 from volunteer.tui.screens.settings import about_lines
-from volunteer.tui.setting_labels import choices, grouped, holds, label, parsed, shown
+from volunteer.tui.setting_labels import applies_from, choices, grouped, label, parsed, value_words
 from volunteer.tui.widgets.table import Listing
 
 PAGE = Look(page="settings")
@@ -168,8 +168,8 @@ def test_every_setting_has_a_heading_a_value_and_a_time() -> None:
     assert [row.name for _, rows in headings for row in rows if _ == "More"] == []
     assert sum(len(rows) for _, rows in headings) == len(SETTINGS)
     for row in SETTINGS:
-        assert shown(row)
-        assert holds(row)
+        assert value_words(row)
+        assert applies_from(row)
         assert row.help.endswith(".")
         assert label(row) != row.name or row.name in WORDS
     assert len({label(row) for row in SETTINGS}) == len(SETTINGS)

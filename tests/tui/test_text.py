@@ -17,14 +17,14 @@ from volunteer.tui.text import (
     ago,
     ascii_only,
     bar,
-    big,
-    count,
+    big_digits,
     countdown,
     fit,
     flops,
     left,
     percent,
     right,
+    short_number,
     spark,
     spread,
     width,
@@ -96,8 +96,8 @@ def test_a_bar_is_full_only_when_all_is_done() -> None:
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
 def test_a_number_is_short(value: float) -> None:
-    assert len(count(value)) <= 9
-    assert "e" not in count(value)
+    assert len(short_number(value)) <= 9
+    assert "e" not in short_number(value)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_number_is_short(value: float) -> None:
     ],
 )
 def test_numbers_in_few_letters(value: float | None, text: str) -> None:
-    assert count(value) == text
+    assert short_number(value) == text
 
 
 def test_speeds_and_times() -> None:
@@ -134,10 +134,10 @@ def test_a_row_of_columns_never_breaks(values: list[float], room: int) -> None:
 
 
 def test_big_digits_have_three_rows_of_one_width() -> None:
-    rows = big("1,234.50")
+    rows = big_digits("1,234.50")
     assert rows is not None
     assert len({cell_len(row) for row in rows}) == 1
-    assert big("1 %") is None
+    assert big_digits("1 %") is None
 
 
 def test_two_ends_of_a_line_share_its_room() -> None:

@@ -16,7 +16,7 @@ from tests.tui import scenes
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status, fold
-from volunteer.tui.status_line import activity, banner, merging
+from volunteer.tui.status_line import activity, merge_sentence, outage_line
 from volunteer.tui.text import UNICODE
 from volunteer.tui.view import (
     CURVES_MAX,
@@ -24,10 +24,10 @@ from volunteer.tui.view import (
     POINTS_MAX,
     AgentView,
     Point,
-    add,
-    begin,
-    insert,
-    recalled,
+    add_past_loss,
+    append_point,
+    initial_view,
+    insert_point,
     reduce,
     thin,
 )
@@ -101,7 +101,7 @@ def test_thinning_keeps_the_extremes_and_the_newest(values: list[float]) -> None
 def test_no_curve_grows_without_end() -> None:
     points: tuple[Point, ...] = ()
     for number in range(3 * POINTS_MAX):
-        points = add(points, (float(number), 1.0))
+        points = append_point(points, (float(number), 1.0))
     assert len(points) <= POINTS_MAX
     assert points[-1][0] == 3 * POINTS_MAX - 1
     view = seen(step(1, 1.0, task=task) for task in range(3 * CURVES_MAX))
@@ -112,9 +112,9 @@ def test_no_curve_grows_without_end() -> None:
 def test_versions_may_be_told_in_any_order(order: list[int]) -> None:
     points: tuple[Point, ...] = ()
     for version in order:
-        points = insert(points, (float(version), 10.0 - version))
+        points = insert_point(points, (float(version), 10.0 - version))
     assert [p[0] for p in points] == [float(v) for v in range(12)]
-    assert insert(points, (3.0, 99.0))[3] == (3.0, 99.0)
+    assert insert_point(points, (3.0, 99.0))[3] == (3.0, 99.0)
 
 
 def test_merged_contributions_mark_the_model_and_samples_keep_first_and_newest() -> None:
@@ -132,7 +132,7 @@ def test_who_attaches_late_sees_what_the_snapshot_knows() -> None:
     status = Status()
     for event in scenes.filled():
         status = fold(status, event)
-    late, early = begin(status), seen(scenes.filled())
+    late, early = initial_view(status), seen(scenes.filled())
     assert late.status == early.status
     assert late.run() == "stdlib-gpt"
     assert late.models["stdlib-gpt"].points == ((0.0, 8.318), (41.0, 3.412))
@@ -143,13 +143,13 @@ def test_who_attaches_late_sees_what_the_snapshot_knows() -> None:
 def test_after_a_restart_the_run_is_the_one_that_was_helped_last() -> None:
     other = replace(scenes.RUN, name="five-in-a-row")
     helped = Verdict(contribution=1, task=1, run="five-in-a-row", state="merged", version=1)
-    view = begin(Status(runs=(scenes.RUN, other), verdicts=(helped,)))
+    view = initial_view(Status(runs=(scenes.RUN, other), verdicts=(helped,)))
     assert view.run() == "five-in-a-row"
 
 
 def test_what_was_before_is_in_the_curve_and_not_in_the_log() -> None:
     told = events.LossMeasured(at=NOW - 900, run="stdlib-gpt", version=7, loss=4.5, mine=1)
-    view = recalled(seen(scenes.started()), told)
+    view = add_past_loss(seen(scenes.started()), told)
     assert (7.0, 4.5) in view.models["stdlib-gpt"].points
     assert not [entry for entry in view.entries if isinstance(entry.event, events.LossMeasured)]
 
@@ -215,7 +215,7 @@ def test_a_result_that_cannot_be_sent_waits_and_no_address_takes_the_room_of_the
     sent = events.Uploading(task=4711, done_bytes=5, total_bytes=5)
     view = seen([*scenes.filled(), sent, away])
     assert words(view)[0] == "waiting"
-    assert banner(view, NOW, 80) == (
+    assert outage_line(view, NOW, 80) == (
         "cannot be reached: connection refused; next try in 30 s; 1 result queued"
     )
 
@@ -251,22 +251,24 @@ def test_the_merge_counts_down_and_says_what_it_waits_for() -> None:
         for e in scenes.merging()
         if isinstance(e, events.RunProgress)
     )
-    assert merging(view, "stdlib-gpt", NOW) == "next version in 2 contributions or 3:12"
-    assert merging(view, "stdlib-gpt", NOW + 60) == "next version in 2 contributions or 2:12"
-    assert merging(view, "stdlib-gpt", NOW + 6000) == "next version in 2 contributions or 0:00"
-    assert merging(view, "unknown", NOW) == ""
+    assert merge_sentence(view, "stdlib-gpt", NOW) == "next version in 2 contributions or 3:12"
+    assert merge_sentence(view, "stdlib-gpt", NOW + 60) == "next version in 2 contributions or 2:12"
+    assert (
+        merge_sentence(view, "stdlib-gpt", NOW + 6000) == "next version in 2 contributions or 0:00"
+    )
+    assert merge_sentence(view, "unknown", NOW) == ""
     told = replace(scenes.RUN, merging="merging after 1 more contribution")
     before = seen([events.RunsListed(runs=(told,))])  # a heartbeat has not come yet
-    assert merging(before, "stdlib-gpt", NOW) == "next version after 1 more contribution"
+    assert merge_sentence(before, "stdlib-gpt", NOW) == "next version after 1 more contribution"
 
 
 def test_offline_says_the_reason_the_next_try_and_what_still_works() -> None:
     view = seen(scenes.offline())
-    said = banner(view, NOW, 200)
+    said = outage_line(view, NOW, 200)
     assert said == (
         "Little Lab does not answer: connection refused; next try in 42 s; 2 results queued; "
         "training goes on"
     )
-    assert banner(view, NOW + 12, 70).endswith("next try in 30 s")
-    assert banner(seen(scenes.filled()), NOW, 200) == ""
-    assert len(banner(view, NOW, 10)) <= 10
+    assert outage_line(view, NOW + 12, 70).endswith("next try in 30 s")
+    assert outage_line(seen(scenes.filled()), NOW, 200) == ""
+    assert len(outage_line(view, NOW, 10)) <= 10

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from volunteer.net.client import Client
     from volunteer.net.tls import Address
     from volunteer.tui.app import VolunteerApp
-    from volunteer.tui.digest import Looks
+    from volunteer.tui.digest import Visits
     from volunteer.tui.look import Look
 
 LAST_LINES_S = 5.0
@@ -264,7 +264,7 @@ async def _work(
     if options.screen:
         from volunteer.tui.app import VolunteerApp
 
-        screen = VolunteerApp(look=_look(settings, first=first), looks=_looks(profile))
+        screen = VolunteerApp(look=_look(settings, first=first), visits=_visits(profile))
         return await _with_screen(engine, screen, settings.priority == "low")
     program = engine()
     from volunteer.headless import Headless
@@ -302,11 +302,11 @@ def _look(settings: Settings, *, first: bool) -> Look:
     return look_of(settings.display, os.environ, "onboarding" if first else "dashboard")
 
 
-def _looks(profile: Profile) -> Looks:
-    """Return the owner's looks at the screen of this profile."""
-    from volunteer.tui.digest import Looks
+def _visits(profile: Profile) -> Visits:
+    """Return the owner's visits to the screen of this profile."""
+    from volunteer.tui.digest import Visits
 
-    return Looks(profile.path / "last-look.json")
+    return Visits(profile.path / "last-look.json")
 
 
 async def _with_screen(make: Callable[[], Engine], screen: VolunteerApp, low: bool) -> int:
@@ -365,7 +365,7 @@ async def _attach(options: StartOptions, profile: Profile, settings: Settings) -
         from volunteer.tui.app import VolunteerApp
 
         look = _look(settings, first=False)
-        screen = VolunteerApp(control, look=look, looks=_looks(profile))
+        screen = VolunteerApp(control, look=look, visits=_visits(profile))
         code = await screen.run_async() or 0
         _last_words(screen.departure.farewell or with_profile(_(KEEPS_RUNNING), options.profile))
         return code

@@ -31,9 +31,9 @@ from volunteer.files import export, exports
 from volunteer.i18n.catalogue import _, translated
 from volunteer.tui import keys, status_line, themes
 from volunteer.tui.departure import Departure
-from volunteer.tui.digest import Looks
+from volunteer.tui.digest import Visits
 from volunteer.tui.event_feed import EventFeed, Listener
-from volunteer.tui.look import Appearance, Look, dress
+from volunteer.tui.look import Appearance, Look, apply_theme
 from volunteer.tui.page import Page
 from volunteer.tui.terminal.colourless import Colourless
 from volunteer.tui.terminal.driver import lasting_driver
@@ -43,11 +43,11 @@ from volunteer.tui.widgets.panel import Scene
 
 COLOURLESS = Colourless()
 TICK_S = 0.5
-# How long a thread of pure Python (self-play) may hold the interpreter while a key waits. Python's
-# default is 5 ms, and several such waits a key were half of the measured latency.
+# Longest time in which a thread of pure Python (self-play) holds the interpreter while a key waits.
+# Python's default is 5 ms; with it, several waits for each key were half of the measured latency.
 SWITCH_S = 0.001
-DIGEST_S = 30.0  # a digest stays longer than other sentences: it comes once
-BLURRED_TICKS = 4  # without focus every fourth tick is drawn
+DIGEST_S = 30.0  # a digest stays longer than other sentences, because it is shown only once
+BLURRED_TICKS = 4  # a terminal without focus is redrawn at every fourth tick
 # Style classes by the least size of the screen.
 WIDTHS = [(0, "-tiny"), (60, "-narrow"), (80, "-normal"), (116, "-wide")]
 HEIGHTS = [(0, "-flat"), (6, "-low"), (14, "-short"), (22, "-middle"), (34, "-tall")]
@@ -79,36 +79,36 @@ class VolunteerApp(App[int]):
         clock: Clock | None = None,
         tick_s: float | None = TICK_S,
         opener: Callable[[str], Awaitable[bool]] | None = None,
-        looks: Looks | None = None,
+        visits: Visits | None = None,
     ) -> None:
         look = look or Look()
         # Textual reads both from the instance; a page's module is imported when the page is first
         # opened.
         self.DEFAULT_MODE = look.page  # type: ignore[misc]
-        self.MODES = {p.name: functools.partial(_new, p) for p in _pages()}  # type: ignore[misc]
+        self.MODES = {p.name: functools.partial(_page, p) for p in _pages()}  # type: ignore[misc]
         super().__init__(driver_class=lasting_driver())
         self.stylesheet = SteadyStylesheet(variables=self.get_css_variables())
         self.appearance = Appearance(self, look)
         self.departure = Departure(self)
-        self.looks = looks or Looks(None)
+        self.visits = visits or Visits(None)
         self.clock = clock or SystemClock()
         self.device = ""
         self.opener = opener  # opens addresses; None = the browser of this machine
-        self.painted = asyncio.Event()  # set once the first page is readable
+        self.painted = asyncio.Event()  # set once the first page is on the screen
         self._tick_s = tick_s
         self._ticks = 0
-        self._hurried = False
+        self._hurry_requested = False
         self._opened = {look.page}
-        self._built = False  # whether the page being switched to was opened before
+        self._opened_before = False  # whether the page being switched to was opened before
         self._switch_s = sys.getswitchinterval()
         self._feed: EventFeed | None = None
-        dress(self, look)
+        apply_theme(self, look)
         self._waiting_control = control
 
     # ------------------------------------------------------------------------------ life
 
     def on_mount(self) -> None:
-        self.appearance.mounted()
+        self.appearance.set_classes()
         if self._waiting_control is not None:
             self.attach(self._waiting_control)
         if self._tick_s is not None:
@@ -124,14 +124,14 @@ class VolunteerApp(App[int]):
         self.refresh(layout=True)
 
     def attach(self, control: Control) -> None:
-        """Show another volunteer: its snapshot, then its events."""
+        """Show the volunteer behind `control`: its snapshot, then its events."""
         if self._feed is not None:
             self._feed.close()
         listener = Listener(
-            urgent=self._urgent,
+            urgent=self._request_hurry,
             tell=self.tell,
-            ended=self._over,
-            failed=self._failed,
+            ended=self._feed_ended,
+            failed=self._feed_failed,
         )
         self._feed = EventFeed(control, self.clock, listener)
         self.publish()
@@ -157,36 +157,36 @@ class VolunteerApp(App[int]):
         timer._skip = False
         return timer
 
-    def _over(self) -> None:
+    def _feed_ended(self) -> None:
         self.publish()
-        self.departure.over()
+        self.departure.volunteer_ended()
 
-    def _failed(self, error: BaseException) -> None:
+    def _feed_failed(self, error: BaseException) -> None:
         """End the program with the traceback of our bug, which a frozen screen would hide."""
         self.call_later(_raise, error)
 
-    def _urgent(self) -> None:
-        if not self._hurried:
-            self._hurried = True
+    def _request_hurry(self) -> None:
+        if not self._hurry_requested:
+            self._hurry_requested = True
             self.call_later(self._hurry)
 
     def _hurry(self) -> None:
         """Draw the panels that a person waits for, once for simultaneous events."""
-        self._hurried = False
+        self._hurry_requested = False
         self._show(hurried=True)
 
     def tell(self, message: str, level: str = "info", seconds: float | None = None) -> None:
-        """Show a sentence in the corner of the screen, for a few seconds unless it says more."""
+        """Show a sentence in the corner of the screen for `seconds`; None: for a few."""
         levels: dict[str, SeverityLevel] = {"warning": "warning", "error": "error"}
         severity = levels.get(level, "information")
         self.notify(translated(message), severity=severity, timeout=seconds, markup=False)
 
     def on_app_blur(self, event: events.AppBlur) -> None:
-        """Keep the figures of this look: the owner turns to another window."""
-        self.looks.left(self.latest.status, self.clock.now())
+        """Keep the figures that the owner saw: the terminal has lost the focus."""
+        self.visits.end(self.latest.status, self.clock.now())
 
     async def on_unmount(self) -> None:
-        self.looks.left(self.latest.status, self.clock.now())
+        self.visits.end(self.latest.status, self.clock.now())
         if self._feed is not None:
             self._feed.close()
         sys.setswitchinterval(self._switch_s)
@@ -207,7 +207,7 @@ class VolunteerApp(App[int]):
         """Make the newest state the visible one, and draw it."""
         if self.view is not self.latest:
             self.view = self.latest
-        if self.app_focus and (news := self.looks.arrived(self.view.status, self.clock.now())):
+        if self.app_focus and (news := self.visits.start(self.view.status, self.clock.now())):
             self.tell(news, seconds=DIGEST_S)
         page = self._page
         if page is not None and page.is_mounted:
@@ -242,10 +242,10 @@ class VolunteerApp(App[int]):
     def get_line_filters(self) -> Sequence[LineFilter]:
         filters = super().get_line_filters()
         if self.no_color:
-            rest = [
+            others = [
                 filter_ for filter_ in filters if not isinstance(filter_, Monochrome | DimFilter)
             ]
-            filters = [*rest, COLOURLESS]
+            filters = [*others, COLOURLESS]
         ascii_only = self.appearance.filter
         return [*filters, ascii_only] if ascii_only.enabled else filters
 
@@ -253,7 +253,7 @@ class VolunteerApp(App[int]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Return whether an action would have an effect now."""
-        if action in keys.LATER and self._first_start:
+        if action in keys.HIDDEN_AT_FIRST_START and self._first_start:
             return False
         if action in ("pause", "pause_for", "finish"):
             return self.control is not None and not self.ended and self.departure.how is None
@@ -271,25 +271,22 @@ class VolunteerApp(App[int]):
         while len(self.screen_stack) > 1 and isinstance(self.screen, Page):
             self.pop_screen()
         if name in self.MODES and name != self.current_mode:
-            self._built = name in self._opened
+            self._opened_before = name in self._opened
             self._opened.add(name)
             self.switch_mode(name)
-            self._built = False
+            self._opened_before = False
 
     def delay_update(self, delay: float = 0.05) -> None:
         """Suspend drawing for `delay` seconds, but not for a page that was opened before: the
         suspension took half of the time of a page change.
         """
-        super().delay_update(0.0 if self._built else delay)
+        super().delay_update(0.0 if self._opened_before else delay)
 
     def action_pause(self) -> None:
-        """Pause, or resume."""
-        if self.control is None:
-            return
-        paused = self.latest.status.paused(self.device) is not None
-        self.command(
-            self.control.do(commands.Resume()) if paused else self.control.do(commands.Pause())
-        )
+        """Pause; resume if paused."""
+        if self.control is not None:
+            paused = self.latest.status.paused(self.device) is not None
+            self.command(self.control.do(commands.Resume() if paused else commands.Pause()))
 
     def action_pause_for(self) -> None:
         """Open the list of ends of a pause."""
@@ -298,12 +295,10 @@ class VolunteerApp(App[int]):
         self.push_screen(PausePicker())
 
     def action_finish(self) -> None:
-        """Complete the current task and take no more; a second call continues."""
+        """Complete the current task and take no more; a second call takes tasks again."""
         if self.control is not None:
-            going = not self.latest.status.finishing
-            self.command(
-                self.control.do(commands.Finish()) if going else self.control.do(commands.Resume())
-            )
+            finishing = self.latest.status.finishing
+            self.command(self.control.do(commands.Resume() if finishing else commands.Finish()))
 
     def action_read(self) -> None:
         """Hide the announcements as read."""
@@ -316,7 +311,7 @@ class VolunteerApp(App[int]):
             self.command(self.control.do(commands.Retry()))
 
     def next_device(self) -> None:
-        """Show the task of another device."""
+        """Show the task of the next device; after the last device, the most advanced task."""
         devices = ("", *self.latest.devices())
         at = devices.index(self.device) if self.device in devices else 0
         self.device = devices[(at + 1) % len(devices)]
@@ -324,11 +319,11 @@ class VolunteerApp(App[int]):
 
     def action_theme(self) -> None:
         """Take the next theme."""
-        self.appearance.turn("theme")
+        self.appearance.take_next("theme")
 
     def action_language(self) -> None:
         """Take the next language."""
-        self.appearance.turn("language")
+        self.appearance.take_next("language")
 
     def action_help(self) -> None:
         """Show all keys and words."""
@@ -336,10 +331,12 @@ class VolunteerApp(App[int]):
 
         if not isinstance(self.screen, Help):
             self.redraw()
-            self.push_screen(Help(self.scene(), keys.told(self.screen), first=self._first_start))
+            page = self.screen if isinstance(self.screen, Page) else None
+            page_keys = [c for c in page.ACTIONS if page.useful(c)] if page else []
+            self.push_screen(Help(self.scene(), page_keys, first=self._first_start))
 
     def action_leave(self) -> None:
-        """Leave the program; ends a volunteer of this process."""
+        """Leave the program; a volunteer of this process ends with it."""
         self.departure.leave()
 
     def action_stop(self) -> None:
@@ -349,7 +346,7 @@ class VolunteerApp(App[int]):
     def expect_end(self) -> None:
         """Expect the end of the events, so that it is not reported as a fault."""
         if self._feed is not None:
-            self._feed.expected = True
+            self._feed.end_expected = True
 
     @property
     def ended(self) -> bool:
@@ -359,9 +356,9 @@ class VolunteerApp(App[int]):
     def command(
         self, work: Coroutine[Any, Any, Any], done: Callable[[], None] | None = None
     ) -> None:
-        """Run a command of the control; an error is shown as a sentence."""
+        """Run a command of the control, then `done`; an error is shown as a sentence instead."""
 
-        async def running() -> None:
+        async def run_and_report() -> None:
             try:
                 await work
             except VolunteerError as error:
@@ -370,11 +367,11 @@ class VolunteerApp(App[int]):
                 if done is not None:
                     done()
 
-        self.run_worker(running(), group="commands", exit_on_error=True)
+        self.run_worker(run_and_report(), group="commands", exit_on_error=True)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Return every page and every action, for the palette."""
-        return entries(self, screen, _pages())
+        return palette_entries(self, screen, _pages())
 
 
 def _raise(error: BaseException) -> None:
@@ -385,32 +382,32 @@ def _pages() -> tuple[keys.PageInfo, ...]:
     return (*keys.PAGES, keys.ONBOARDING)
 
 
-def _new(info: keys.PageInfo) -> Page:
-    return keys.load(info)()
+def _page(info: keys.PageInfo) -> Page:
+    return keys.load_page(info)()
 
 
-def entries(
+def palette_entries(
     app: VolunteerApp, screen: Screen[Any], pages: Sequence[keys.PageInfo]
 ) -> Iterator[SystemCommand]:
     """Yield the entries of the palette for this screen."""
     for page in pages:
-        go = functools.partial(app.action_page, page.name)
-        yield SystemCommand(_(page.title), _(page.help), go)
-    for command in keys.page_commands(screen):
-        yield _entry(app, command, screen)
+        open_page = functools.partial(app.action_page, page.name)
+        yield SystemCommand(_(page.title), _(page.help), open_page)
+    for command in screen.ACTIONS if isinstance(screen, Page) else ():
+        yield _palette_entry(app, command, screen)
     for command in keys.COMMANDS:
         if command.action != "command_palette":
-            yield _entry(app, command, app)
+            yield _palette_entry(app, command, app)
     colours = _("Colours: dark, light, colour-blind, high contrast.")
     yield SystemCommand(_("Theme"), colours, app.action_theme)
-    speak = _("The language of all screens.")
-    yield SystemCommand(_("Language"), speak, app.action_language)
-    take = functools.partial(app.call_after_refresh, screenshot, app)
-    yield SystemCommand(_("Screenshot"), _("Save this screen as an SVG in ~/volunteer."), take)
+    language = _("The language of all screens.")
+    yield SystemCommand(_("Language"), language, app.action_language)
+    save = functools.partial(app.call_after_refresh, save_screenshot, app)
+    yield SystemCommand(_("Screenshot"), _("Save this screen as an SVG in ~/volunteer."), save)
 
 
-def screenshot(app: VolunteerApp) -> None:
-    """Write the screen into the folder of exports, and report the path."""
+def save_screenshot(app: VolunteerApp) -> None:
+    """Write the screen as an SVG into the folder of exports, and show the path or the error."""
     stamp = time.strftime("%Y-%m-%d-%H%M%S", time.localtime(app.clock.now()))
     path = exports() / f"volunteer-screen-{stamp}.svg"
     try:
@@ -421,15 +418,15 @@ def screenshot(app: VolunteerApp) -> None:
         app.tell(_("written to {path}", path=path))
 
 
-def _entry(
+def _palette_entry(
     app: VolunteerApp, command: keys.KeyCommand, target: App[Any] | Screen[Any]
 ) -> SystemCommand:
     def run() -> None:
         app.run_worker(target.run_action(command.action), group="palette")
 
-    return SystemCommand(_titled(_(command.short)), _(command.help), run)
+    return SystemCommand(_capitalised(_(command.short)), _(command.help), run)
 
 
-def _titled(short: str) -> str:
+def _capitalised(short: str) -> str:
     """Return a key's word with a capital letter; names such as CSV stay unchanged."""
     return short[:1].upper() + short[1:]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Departure:
-    """Ends the program: by itself, or after the end of its volunteer."""
+    """Ends the program, at once or after the end of its volunteer."""
 
     def __init__(self, app: VolunteerApp) -> None:
         self._app = app
@@ -23,7 +23,7 @@ class Departure:
         self.at_once = False  # a second request: the program does not wait for the volunteer
 
     def catch_signals(self) -> None:
-        """Leave after the volunteer's end at the system's first signal, at once at the second."""
+        """End the volunteer and then the program at the first signal, the program at the second."""
         loop = asyncio.get_running_loop()
         for name in ("SIGTERM", "SIGHUP", "SIGINT"):
             try:
@@ -32,20 +32,20 @@ class Departure:
                 continue  # not on this system, or not in the main thread
 
     def _on_signal(self) -> None:
-        if self._only_the_program:
+        if self._nothing_to_end:
             self._exit()
         else:
             self.stop("release")
 
     @property
-    def _only_the_program(self) -> bool:
+    def _nothing_to_end(self) -> bool:
         """Return True if no volunteer has to end, or its end was requested already."""
         control = self._app.control
         return self.how is not None or control is None or control.remote
 
     def leave(self) -> None:
-        """Leave: end this process's volunteer; ask first if a task is running."""
-        if self._only_the_program or self._app.ended:
+        """End the program and a volunteer of this process; ask first if a task is running."""
+        if self._nothing_to_end or self._app.ended:
             self._exit()
         else:
             self.confirm()
@@ -59,9 +59,9 @@ class Departure:
             self.stop("release")
         elif not isinstance(app.screen, Quit):
             app.redraw()
-            app.push_screen(Quit(app.scene()), self._answered)
+            app.push_screen(Quit(app.scene()), self._stop_as_chosen)
 
-    def _answered(self, how: How | None) -> None:
+    def _stop_as_chosen(self, how: How | None) -> None:
         if how is not None:
             self.stop(how)
 
@@ -76,9 +76,9 @@ class Departure:
         app.command(app.control.do(commands.Stop(how=how)))
         app.redraw()
 
-    def over(self) -> None:
-        """End the program once its volunteer has ended by request. The screen stays open after a
-        failure, and after the end of a volunteer of another process.
+    def volunteer_ended(self) -> None:
+        """End the program if its volunteer ended by request, or in this process without an error.
+        Otherwise the screen stays open.
         """
         control, ended = self._app.control, self._app.latest.ended
         local = control is not None and not control.remote

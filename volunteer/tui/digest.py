@@ -1,6 +1,6 @@
 """Digest of an absence: credits, tasks and versions since the owner last looked at the screen.
 
-The figures of the last look are kept in the profile, so that the digest covers the time in which
+The figures of the last visit are kept in the profile, so that the digest covers the time in which
 the program did not run, or ran as a service.
 """
 
@@ -23,8 +23,8 @@ ABSENCE_S = 600.0  # shortest absence that gets a digest
 RUNS_MAX = 2  # runs whose versions a digest names
 
 
-class LastLook(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of an account at the owner's last look."""
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of an account when the owner last looked at the screen."""
 
     volunteer_id: str
     at: float
@@ -34,11 +34,11 @@ class LastLook(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, int] = {}  # newest version by run
 
 
-def figures(status: Status, now: float) -> LastLook | None:
-    """Return the figures of a status; None before the coordinator sent them."""
+def visit_of(status: Status, now: float) -> Visit | None:
+    """Return the figures of a status; None before the coordinator has sent them."""
     if status.me is None or not status.runs:
         return None
-    return LastLook(
+    return Visit(
         volunteer_id=status.me.volunteer_id,
         at=now,
         earned_micro=status.me.earned_micro,
@@ -48,8 +48,8 @@ def figures(status: Status, now: float) -> LastLook | None:
     )
 
 
-def digest(before: LastLook, after: LastLook) -> str:
-    """Return the news between two looks as one line; "" without news."""
+def digest(before: Visit, after: Visit) -> str:
+    """Return the news between two visits as one line; "" without news, or after a short absence."""
     if before.volunteer_id != after.volunteer_id or after.at - before.at < ABSENCE_S:
         return ""
     news = []
@@ -77,28 +77,28 @@ def digest(before: LastLook, after: LastLook) -> str:
     )
 
 
-class Looks:
-    """Looks of the owner at the screen; without a path no look is kept."""
+class Visits:
+    """Visits of the owner to the screen; the last one is kept at `path`, without a path none is."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._last: LastLook | None = None
+        self._last: Visit | None = None
         self._away = path is not None  # the digest of this absence is still to come
         if path is not None:
-            with suppress(VolunteerError):  # a damaged file is replaced by the next look
-                self._last = read_record(path, LastLook)
+            with suppress(VolunteerError):  # a damaged file is replaced after this visit
+                self._last = read_record(path, Visit)
 
-    def arrived(self, status: Status, now: float) -> str:
-        """Return the digest of an absence, once the figures are there; "" without news."""
-        after = figures(status, now) if self._away else None
+    def start(self, status: Status, now: float) -> str:
+        """Begin a visit, once the figures are there, and return its digest; "" without news."""
+        after = visit_of(status, now) if self._away else None
         if after is None:
             return ""
         self._away, before = False, self._last
         return digest(before, after) if before is not None else ""
 
-    def left(self, status: Status, now: float) -> None:
-        """Keep the figures that the owner saw last."""
-        if self._path is None or self._away or (last := figures(status, now)) is None:
+    def end(self, status: Status, now: float) -> None:
+        """End the visit: keep the figures that the owner saw last."""
+        if self._path is None or self._away or (last := visit_of(status, now)) is None:
             return
         self._last, self._away = last, True
         with suppress(VolunteerError, OSError):  # a full disk costs a digest, no more

@@ -14,7 +14,7 @@ from volunteer.control import events
 from volunteer.control.control import Control
 from volunteer.control.status import fold
 from volunteer.i18n.catalogue import _
-from volunteer.tui.view import begin, measured, recalled, reduce
+from volunteer.tui.view import add_past_loss, initial_view, loss_event, reduce
 
 # Events that a person waits for.
 URGENT = (
@@ -30,7 +30,7 @@ URGENT = (
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
-    """Callbacks for events, called on the event loop."""
+    """Callbacks of the screen, called on the event loop."""
 
     urgent: Callable[[], None]  # the view has news that a person waits for
     tell: Callable[[str, str], None]  # a warning or an error: message, level
@@ -43,14 +43,14 @@ class EventFeed:
 
     def __init__(self, control: Control, clock: Clock, listener: Listener) -> None:
         self.control = control
-        self.view = begin(control.status)
-        self.expected = False  # the end was requested here
+        self.view = initial_view(control.status)
+        self.end_expected = False  # True once this program has requested the end
         self._clock = clock
         self._listener = listener
-        self._recalled: set[str] = set()  # runs whose history was requested
-        self._recalling: set[asyncio.Task[None]] = set()
+        self._history_runs: set[str] = set()  # runs whose history was requested
+        self._history_tasks: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._follow(), name="follow-events")
-        self._task.add_done_callback(self._over)
+        self._task.add_done_callback(self._report_end)
 
     @property
     def ended(self) -> bool:
@@ -59,58 +59,58 @@ class EventFeed:
 
     def close(self) -> None:
         """Stop following."""
-        for task in (self._task, *self._recalling):
+        for task in (self._task, *self._history_tasks):
             task.cancel()
 
-    def _remember(self) -> None:
+    def _request_history(self) -> None:
         """Request the history of this machine's run, once for each run."""
         run = self.view.run()
-        if run and run not in self._recalled and self.view.status.online:
-            self._recalled.add(run)
-            task = asyncio.create_task(self._recall(run), name="recall-versions")
-            self._recalling.add(task)
-            task.add_done_callback(self._recalling.discard)
+        if run and run not in self._history_runs and self.view.status.online:
+            self._history_runs.add(run)
+            task = asyncio.create_task(self._add_history(run), name="recall-versions")
+            self._history_tasks.add(task)
+            task.add_done_callback(self._history_tasks.discard)
 
-    async def _recall(self, run: str) -> None:
-        """Add the versions made before the start; without a reply the curve begins later."""
+    async def _add_history(self, run: str) -> None:
+        """Add the losses of the versions before the start; without a reply the curve lacks them."""
         try:
             versions = await self.control.query(endpoints.VERSIONS, run=run)
         except VolunteerError:
             return
         for row in versions:
             if row.loss is not None:
-                self.view = recalled(self.view, measured(run, row))
+                self.view = add_past_loss(self.view, loss_event(run, row))
 
     async def _follow(self) -> None:
         with self.control.subscribe() as stream:
-            self._remember()
+            self._request_history()
             async for event in stream:
                 self.view = reduce(self.view, event, self.control.status)
-                self._remember()
+                self._request_history()
                 if isinstance(event, URGENT):
                     self._listener.urgent()
                 if isinstance(event, events.Notice) and event.level != "info":
                     self._listener.tell(event.message, event.level)
-        if self.view.ended is None and not self.expected:
-            lost = self._lost()
-            self.view = reduce(self.view, lost, fold(self.control.status, lost))
+        if self.view.ended is None and not self.end_expected:
+            end = self._end_event()
+            self.view = reduce(self.view, end, fold(self.control.status, end))
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _report_end(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._listener.failed(error)
         elif not task.cancelled():
             self._listener.ended()
 
-    def _lost(self) -> events.Stopped:
+    def _end_event(self) -> events.Stopped:
         """Return the end event of a volunteer whose events stopped without one."""
         status, now = self.control.status, self._clock.now()
-        here = _("the volunteer ended and gave no reason")
-        behind = _("the volunteer in the background ended and gave no reason")
+        local_message = _("the volunteer ended and gave no reason")
+        background_message = _("the volunteer in the background ended and gave no reason")
         return events.Stopped(
             at=now,
             code=1,
-            message=behind if self.control.remote else here,
+            message=background_message if self.control.remote else local_message,
             tasks=status.done,
             credits_micro=status.me.earned_micro if status.me else 0,
             sent_bytes=status.sent_bytes,

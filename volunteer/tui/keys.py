@@ -11,8 +11,6 @@ from textual.binding import Binding
 from volunteer.i18n.catalogue import N_, _
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from volunteer.tui.page import Page
 
 
@@ -87,7 +85,7 @@ ONBOARDING = PageInfo(
 
 
 class KeyCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """Action in the table: `short` is its word in the footer."""
+    """Action in the table, with its keys (comma-separated) and its word in the footer (`short`)."""
 
     key: str
     action: str
@@ -165,8 +163,8 @@ COMMANDS = (
 )
 
 
-# Actions hidden during the first start, because no key leads back to it.
-LATER = frozenset({"page", "pause", "pause_for", "finish", "read"})
+# Actions hidden during the first start, because no key would lead back to it.
+HIDDEN_AT_FIRST_START = frozenset({"page", "pause", "pause_for", "finish", "read"})
 
 
 def bindings() -> list[Binding]:
@@ -194,27 +192,15 @@ _NAMES = {
 }
 
 
-def shown(key: str) -> str:
-    """Return a key's name for the footer: of several, the first; `?` for "question_mark"."""
+def key_name(key: str) -> str:
+    """Return the name of the first of `key`'s keys for the footer: `?` for "question_mark"."""
     modifiers, plus, name = key.split(",")[0].strip().rpartition("+")
     return (modifiers + plus).replace("ctrl+", "^") + _(_NAMES.get(name, name))
 
 
-def load(info: PageInfo) -> type[Page]:
+def load_page(info: PageInfo) -> type[Page]:
     """Import the module of a page and return its class."""
     module, _, name = info.source.partition(":")
     page_class: Any = getattr(import_module(module), name)
     page: type[Page] = page_class
     return page
-
-
-def told(screen: object) -> tuple[KeyCommand, ...]:
-    """Return the commands of a page that have an effect now, for its help."""
-    useful: Callable[[KeyCommand], bool] | None = getattr(screen, "useful", None)
-    return tuple(c for c in page_commands(screen) if useful is None or useful(c))
-
-
-def page_commands(screen: object) -> tuple[KeyCommand, ...]:
-    """Return the commands that a page adds to the footer: its class attribute `ACTIONS`."""
-    actions: tuple[KeyCommand, ...] = getattr(screen, "ACTIONS", ())
-    return actions

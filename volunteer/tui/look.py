@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """Display settings."""
+    """Display settings in effect, with the first page."""
 
     theme: str = themes.DEFAULT
     language: str = AUTO
@@ -31,8 +31,8 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_of(display: Display, environment: Mapping[str, str], page: str) -> Look:
-    """Return the owner's display settings and the first page. The fonts of the kernel's console
-    (TERM=linux) have plain characters only.
+    """Return the look that the owner's settings ask for, in ASCII on the kernel's console
+    (TERM=linux), whose fonts have no other signs.
     """
     return Look(
         theme=display.theme,
@@ -43,8 +43,8 @@ def look_of(display: Display, environment: Mapping[str, str], page: str) -> Look
     )
 
 
-def dress(app: App[Any], look: Look) -> None:
-    """Apply the theme, before the application is mounted."""
+def apply_theme(app: App[Any], look: Look) -> None:
+    """Register our themes and set the one of `look`, before the application is mounted."""
     for theme in themes.THEMES:
         app.register_theme(theme)
     app.theme = look.theme if look.theme in app.available_themes else themes.DEFAULT
@@ -52,7 +52,7 @@ def dress(app: App[Any], look: Look) -> None:
 
 
 class Appearance:
-    """Applies display settings to the application."""
+    """Applies display settings to the application while it runs."""
 
     def __init__(self, app: VolunteerApp, look: Look) -> None:
         self._app = app
@@ -63,11 +63,11 @@ class Appearance:
     def glyphs(self) -> Glyphs:
         return ASCII if self.look.ascii else UNICODE
 
-    def mounted(self) -> None:
-        """Mark the application for its stylesheet."""
+    def set_classes(self) -> None:
+        """Set the style class of plain characters."""
         self._app.set_class(self.look.ascii, "-ascii")
 
-    def turn(self, name: str) -> None:
+    def take_next(self, name: str) -> None:
         """Take the next theme or language, and save it for the next start."""
         values = named_choices(name)
         now = getattr(self.look, name)

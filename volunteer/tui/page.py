@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual import on
 from textual.app import ComposeResult
@@ -33,12 +32,13 @@ SEARCH = keys.KeyCommand(
 
 
 class Page(Screen[None]):
-    """Base of the pages. Subclasses set `NAME`, yield widgets in `body`, and update in `shown`
-    the widgets that are not panels.
+    """Base of the pages. Subclasses set `NAME`, yield widgets in `body`, and send queries or update
+    widgets other than panels in `update_from`.
 
     This class draws the panels, anywhere on the page. The keys of a page's `ACTIONS` (each runs the
     page's method `action_<name>`) come first in the footer, and are in the palette and the help.
-    A page with a `Finder` or a `ChoiceRow` of its `CHOICES` draws what `needle` and `picked` leave.
+    A page with a `Finder` lists only rows that contain `needle`; a page with a `ChoiceRow` shows
+    the choice of `CHOICES` that `active_choice` names.
     """
 
     NAME: ClassVar[str]
@@ -49,7 +49,7 @@ class Page(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self._styled_for: tuple[object, ...] = ()
-        self.picked = self.CHOICES[0][0] if self.CHOICES else ""
+        self.active_choice = self.CHOICES[0][0] if self.CHOICES else ""
         for command in self.ACTIONS:
             self._bindings.bind(command.key, command.action, command.short, show=False)
 
@@ -70,8 +70,12 @@ class Page(Screen[None]):
     def body(self) -> ComposeResult:
         """Yield the page's own widgets."""
 
-    def shown(self, scene: Scene) -> None:
-        """Fill tables and the like; called at most twice a second while the page is visible."""
+    def update_from(self, scene: Scene) -> None:
+        """Update widgets other than panels; called after each drawing of the visible page."""
+
+    def useful(self, command: keys.KeyCommand) -> bool:
+        """Return True if one of the page's keys has an effect now."""
+        return True
 
     def show(self, scene: Scene, *, at_once: bool = False, hurried: bool = False) -> None:
         """Draw a scene on the panels that are due, on all of them (`at_once`), or on the quick ones
@@ -82,7 +86,7 @@ class Page(Screen[None]):
                 panel.show(scene, at_once=at_once or hurried)
             else:
                 panel.hurry(scene)
-        self.shown(scene)
+        self.update_from(scene)
 
     def on_screen_resume(self, event: ScreenResume) -> None:
         """Draw the newest scene. Styles are recomputed only if the theme or the terminal's focus
@@ -100,28 +104,22 @@ class Page(Screen[None]):
     def action_choose(self) -> None:
         """Take the next choice."""
         names = [name for name, _ in self.CHOICES]
-        self.action_pick(names[(names.index(self.picked) + 1) % len(names)])
+        self.action_pick(names[(names.index(self.active_choice) + 1) % len(names)])
 
     def action_pick(self, name: str) -> None:
-        self.picked = name
-        self._again()
+        self.active_choice = name
+        self._redraw()
 
     def action_search(self) -> None:
         self.query_one(Finder).open()
 
     @on(Input.Changed, "#finder")
-    def _again(self) -> None:
+    def _redraw(self) -> None:
         self.show(self.volunteer.scene(), at_once=True)
 
     @on(Finder.Left)
-    def _left(self) -> None:
+    def _finder_closed(self) -> None:
         self.query_one(str(self.AUTO_FOCUS)).focus()
 
     def on_mount(self) -> None:
         self.call_after_refresh(lambda: self.show(self.volunteer.scene(), at_once=True))
-
-
-def commands(pages: Sequence[type[Page]]) -> list[tuple[str, keys.KeyCommand]]:
-    """Return the commands of several pages, for help and palette."""
-    pairs: list[tuple[str, Any]] = [(page.NAME, c) for page in pages for c in page.ACTIONS]
-    return pairs

@@ -21,41 +21,43 @@ from volunteer.tui.widgets.panel import Scene
 T = TypeVar("T")
 PageQuery: TypeAlias = Callable[[Control], Awaitable[Any]]
 
-NEWS_S = 1.0  # least time between two queries that follow changes of the account
+NEWS_S = 1.0  # least time between two queries that changes of the account cause
 EVERY_S = 25.0  # time between two queries of a visible page
 # A reply older than this is shown with its age: newer queries failed, or the page was hidden.
 AGED_S = EVERY_S + 3
 
 
 class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """Newest reply to a query and its time, with the state of the last query."""
+    """Newest reply to a query, with its time and the state of the last query."""
 
     value: T | None = None
     at: float = 0.0
     error: str = ""
-    asking: bool = False
-    tried_at: float = float("-inf")
+    pending: bool = False
+    sent_at: float = float("-inf")
 
     def old(self, scene: Scene) -> bool:
-        """Return True if the reply is old: offline, after a failed query, or after `AGED_S`."""
+        """Return True for a reply older than `AGED_S`, or any reply while the machine is offline or
+        the last query has failed.
+        """
         away = not scene.view.status.online or bool(self.error)
         return self.value is not None and (away or scene.now - self.at > AGED_S)
 
     def note(self, scene: Scene) -> str:
-        """Return the note for the border: the age of the reply, or that it is awaited."""
+        """Return the note for the border: the age of an old reply, or that the first is awaited."""
         if self.value is not None and self.old(scene):
             return as_of(scene.now - self.at)
-        return _("asking") if self.asking and self.value is None else ""
+        return _("asking") if self.pending and self.value is None else ""
 
-    def instead(self, empty: str) -> str:
-        """Return the sentence of a list without rows: the error, the wait, or `empty`."""
+    def empty_sentence(self, empty: str) -> str:
+        """Return the sentence of a list without rows: the error, else the wait, else `empty`."""
         if self.error:
             return _(
                 "cannot be shown: {error}. Press r to try again.", error=self.error.rstrip(".")
             )
         if self.value is not None:
             return empty
-        return _("asking the coordinator") if self.asking else _(OFFLINE)
+        return _("asking the coordinator") if self.pending else _(OFFLINE)
 
 
 RELOAD = keys.KeyCommand(
@@ -65,30 +67,31 @@ OFFLINE = N_("shown as soon as the coordinator answers")
 
 
 class QueryPage(Page):
-    """Page with queries: `queries` names them, `answer` returns the newest reply of one."""
+    """Page with queries: `queries` names them, `reply` returns the newest reply to one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._answers: dict[str, QueryReply[Any]] = {}
-        self._asked_for: dict[str, Me | None] = {}  # account at the time of each query
+        self._replies: dict[str, QueryReply[Any]] = {}
+        self._accounts: dict[str, Me | None] = {}  # account at the time of each query
 
     @abstractmethod
     def queries(self) -> dict[str, PageQuery]:
         """Return the queries of this page by name."""
 
-    def answer(self, name: str) -> QueryReply[Any]:
-        return self._answers.get(name) or QueryReply()
+    def reply(self, name: str) -> QueryReply[Any]:
+        return self._replies.get(name) or QueryReply()
 
-    def shown(self, scene: Scene) -> None:
+    def update_from(self, scene: Scene) -> None:
+        """Send the queries that are due."""
         if self.volunteer.control is None or self.volunteer.view.ended is not None:
             return
         overdue: dict[str, PageQuery] = {}
-        for name, question in self.queries().items():
-            answer = self.answer(name)
-            moved = self._asked_for.get(name) != scene.view.status.me
-            wait_s = NEWS_S if moved else EVERY_S
-            if not answer.asking and scene.now - answer.tried_at >= wait_s:
-                overdue[name] = question
+        for name, query in self.queries().items():
+            reply = self.reply(name)
+            account_changed = self._accounts.get(name) != scene.view.status.me
+            wait_s = NEWS_S if account_changed else EVERY_S
+            if not reply.pending and scene.now - reply.sent_at >= wait_s:
+                overdue[name] = query
         if overdue:
             self.query_now(overdue)
 
@@ -101,46 +104,45 @@ class QueryPage(Page):
             return
         now = self.volunteer.clock.now()
         for name in queries:
-            self._asked_for[name] = self.volunteer.view.status.me
-            answer = self.answer(name)
-            self._answers[name] = msgspec.structs.replace(answer, asking=True, tried_at=now)
-        work = {name: question(control) for name, question in queries.items()}
-        self.run_worker(self._ask(work), group=" ".join(work), exclusive=True)
+            self._accounts[name] = self.volunteer.view.status.me
+            reply = self.reply(name)
+            self._replies[name] = msgspec.structs.replace(reply, pending=True, sent_at=now)
+        work = {name: query(control) for name, query in queries.items()}
+        self.run_worker(self._send(work), group=" ".join(work), exclusive=True)
 
-    async def _ask(self, work: Mapping[str, Awaitable[Any]]) -> None:
-        replies = await asyncio.gather(*(self._reply(name, work[name]) for name in work))
+    async def _send(self, work: Mapping[str, Awaitable[Any]]) -> None:
+        replies = await asyncio.gather(*(self._fetch_reply(name, work[name]) for name in work))
         self._publish(dict(zip(work, replies, strict=True)))
 
-    async def _reply(self, name: str, work: Awaitable[Any]) -> QueryReply[Any]:
-        earlier = self.answer(name)
+    async def _fetch_reply(self, name: str, work: Awaitable[Any]) -> QueryReply[Any]:
+        earlier = self.reply(name)
         try:
             value = await work
         except VolunteerError as error:
-            return msgspec.structs.replace(earlier, asking=False, error=translated(error.message))
-        reply = QueryReply(value=value, at=self.volunteer.clock.now(), tried_at=earlier.tried_at)
-        if earlier.value is None:  # a first reply contradicts no older one
+            return msgspec.structs.replace(earlier, pending=False, error=translated(error.message))
+        reply = QueryReply(value=value, at=self.volunteer.clock.now(), sent_at=earlier.sent_at)
+        if earlier.value is None:  # no older reply is shown next to it
             self._publish({name: reply})
         return reply
 
     def _publish(self, replies: Mapping[str, QueryReply[Any]]) -> None:
         for name, reply in replies.items():
-            earlier = self.answer(name)
-            if (
-                reply is not earlier and reply.tried_at >= earlier.tried_at
-            ):  # else it was sent again
-                self._answers[name] = reply
-                self.answered(name)
+            earlier = self.reply(name)
+            # an older reply: the query was sent again meanwhile
+            if reply is not earlier and reply.sent_at >= earlier.sent_at:
+                self._replies[name] = reply
+                self.reply_arrived(name)
         if self.is_current:
             self.show(self.volunteer.scene(), at_once=True)
 
-    def answered(self, name: str) -> None:
-        """Handle the end of a query, answered or failed; for subclasses."""
+    def reply_arrived(self, name: str) -> None:
+        """Take a new reply, or the error of a failed query; for subclasses."""
 
-    def again(self) -> None:
+    def query_again(self) -> None:
         """Send every query again."""
         self.query_now(self.queries())
 
     def action_reload(self) -> None:
         """Retry the connection and send every query again."""
         self.volunteer.action_retry()
-        self.again()
+        self.query_again()

@@ -25,9 +25,7 @@ STATES = {
 }
 # The same for a table, where the organiser is not named.
 STATES_SHORT = {**STATES, "paused": N_("paused")}
-SLOW_STEP_S = 60.0  # a longer step hardly helps
-
-
+SLOW_STEP_S = 60.0  # the estimate of a longer step warns of short tasks
 TASKS_MIN = 3  # tasks trained here from which their pace replaces the benchmark
 STEADY_MIN = 8  # from this number on, the pace is total credits over total time
 TASKS_MAX = 20  # newest tasks that count for the pace
@@ -35,7 +33,7 @@ MIXED = frozenset((*GAMES, "learn"))  # kinds of tasks of runs with several kind
 
 
 class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimate for a run: whether it fits; unmeasured figures are None."""
+    """Estimate of a run: True if it fits this machine, and the reason; unknown figures are None."""
 
     fits: bool
     sentence: str
@@ -68,10 +66,11 @@ class MachinePace(msgspec.Struct, frozen=True, kw_only=True):
 def pace(
     status: Status, run: str = "", devices: Collection[str] | None = None
 ) -> MachinePace | None:
-    """Return the pace of the last tasks (all, or a run's) on the one of `devices` that earns most.
+    """Return the pace of the last tasks (of all runs, or of one) on the device that earns most, of
+    `devices` or of all.
 
-    None with fewer than `TASKS_MIN` tasks, or than `STEADY_MIN` of a run with several kinds of
-    tasks, since their pay differs.
+    A device counts from `TASKS_MIN` tasks on; in a run with several kinds of tasks, whose pay
+    differs, from `STEADY_MIN` on. None if no device counts.
     """
     paces = []
     work = [w for w in status.work if w.priced and run in ("", w.run)]
@@ -81,11 +80,11 @@ def pace(
         if devices is not None and device not in devices:
             continue
         if len(last) >= TASKS_MIN and steps > 0 and seconds > 0:
-            rate = _rate(last)
+            rate = _credits_per_s(last)
             if run and len(last) < STEADY_MIN:
                 if any(w.kind in MIXED for w in last):
                     continue
-                rate = median(_rate([w]) for w in last if w.seconds > 0)
+                rate = median(_credits_per_s([w]) for w in last if w.seconds > 0)
             paces.append(
                 MachinePace(
                     device=device,
@@ -97,8 +96,8 @@ def pace(
     return max(paces, key=lambda speed: speed.credits_per_hour, default=None)
 
 
-def _rate(work: Sequence[WorkDone]) -> float:
-    """Return the credits a second of some work."""
+def _credits_per_s(work: Sequence[WorkDone]) -> float:
+    """Return the credits that some work earned in a second."""
     return sum(w.price_micro for w in work) / MICRO / sum(w.seconds for w in work)
 
 
@@ -127,18 +126,18 @@ def estimate(
                 workload=info.workload,
             ),
         )
-    if lacking := [library for library in info.libraries if not is_here(library)]:
-        sentence = _("needs the library {library}, which is not installed here", library=lacking[0])
+    if missing := [library for library in info.libraries if not is_here(library)]:
+        sentence = _("needs the library {library}, which is not installed here", library=missing[0])
         return RunEstimate(fits=False, sentence=sentence)
     usable = [device for device in devices if device.usable]
     if not usable:
         if devices:
             return RunEstimate(fits=False, sentence=_("torch cannot use any device here"))
         return RunEstimate(fits=True, sentence=_("your devices are not known yet"))
-    able, why = _fitting(info, usable, status)
-    if not able:
+    fitting_devices, why = _fitting(info, usable, status)
+    if not fitting_devices:
         return RunEstimate(fits=False, sentence=why)
-    ids = {fit.id for fit in able}
+    ids = {fit.id for fit in fitting_devices}
     if speed := pace(status, info.name, ids):
         words = _(
             "{time} per step on {device}", time=duration_words(speed.step_s), device=speed.device
@@ -155,7 +154,9 @@ def estimate(
             credits_per_hour=speed.credits_per_hour,
             tasks=speed.tasks,
         )
-    return _stepped(info, able, status) or _measured(info, able, status.benchmarks)
+    return _estimate_from_steps(info, fitting_devices, status) or _estimate_from_benchmark(
+        info, fitting_devices, status.benchmarks
+    )
 
 
 def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[list[Device], str]:
@@ -165,7 +166,7 @@ def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[l
         candidate.id: status.lent_bytes.get(candidate.id) or candidate.memory_bytes
         for candidate in usable
     }
-    able = [
+    fitting_devices = [
         candidate
         for candidate in usable
         if holds(
@@ -176,7 +177,7 @@ def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[l
             streamed_bytes=info.streamed_bytes,
         )
     ]
-    if not able:
+    if not fitting_devices:
         most = max(usable, key=lambda candidate: lent[candidate.id])
         need, have = size(needs[most.id]), size(lent[most.id])
         whole = lent[most.id] >= most.memory_bytes
@@ -191,11 +192,13 @@ def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[l
         for shortage in status.shortages
         if shortage.run == info.name and shortage.stands((info,), status.lent_bytes, status.at)
     }
-    fitting = [candidate for candidate in able if candidate.id not in short]
-    return fitting, "" if fitting else translated(shortage_words(short[able[-1].id]))
+    fitting = [candidate for candidate in fitting_devices if candidate.id not in short]
+    return fitting, "" if fitting else translated(shortage_words(short[fitting_devices[-1].id]))
 
 
-def _stepped(info: RunInfo, devices: Sequence[Device], status: Status) -> RunEstimate | None:
+def _estimate_from_steps(
+    info: RunInfo, devices: Sequence[Device], status: Status
+) -> RunEstimate | None:
     """Return the estimate from measured steps of the run's model, if there are any."""
     ids = {device.id for device in devices}
     steps = [step for step in status.steps if step.run == info.name and step.device in ids]
@@ -209,7 +212,7 @@ def _stepped(info: RunInfo, devices: Sequence[Device], status: Status) -> RunEst
     )
 
 
-def _measured(
+def _estimate_from_benchmark(
     info: RunInfo, devices: Sequence[Device], benchmarks: Sequence[Benchmark]
 ) -> RunEstimate:
     speeds = {b.device: b.step_flops for b in benchmarks if b.step_flops > 0}
@@ -232,8 +235,10 @@ def _measured(
     return RunEstimate(fits=True, sentence=sentence, step_s=step_s, credits_per_hour=earns)
 
 
-def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> str:
-    """Return a device's part in a run of games, with the games an hour; "" if it has none."""
+def game_part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> str:
+    """Return a device's part in a run of games or answers, and how many are done an hour; "" for
+    other runs.
+    """
     beat = next((beat for beat in status.beats if beat.run == run), None)
     if beat is None or beat.episodes_per_hour is None:
         return ""

@@ -12,7 +12,7 @@ ROWS_MAX = 2000  # most versions kept
 
 
 class SampleHistory:
-    """Rows of the history by version; `head` is the newest known one, -1 before any."""
+    """Loaded versions by number; `head` is the newest loaded version, -1 before any."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -21,7 +21,7 @@ class SampleHistory:
         self._first: int | None = None
 
     def first(self) -> int | None:
-        """Return the first version with a sample, None if the first page has none."""
+        """Return the first version with a sample; None if the first page of versions has none."""
         return self._first
 
     def last(self) -> int | None:
@@ -29,7 +29,9 @@ class SampleHistory:
         return max((n for n, row in self.rows.items() if row.sample), default=None)
 
     async def begin(self, control: Control, head: int) -> None:
-        """Load the first page until it has a sample, the newest always. Raises VolunteerError."""
+        """Load the newest page, and the first page as long as no sample was found on it. Raises
+        VolunteerError.
+        """
         if self._first is None:
             await self._load(control, -1)
             self._first = min((n for n, row in self.rows.items() if row.sample), default=None)
@@ -41,10 +43,10 @@ class SampleHistory:
         self.head = max(self.rows, default=-1)
 
     async def step(self, control: Control, at: int, by: int) -> int | None:
-        """Return the version with a sample `by` versions from `at`, or the next one beyond; None if
-        none.
+        """Return the first version with a sample that is at least `by` versions from `at`, towards
+        newer ones if `by` is positive; None if there is none. Raises VolunteerError.
         """
-        way = 1 if by > 0 else -1
+        direction = 1 if by > 0 else -1
         target, pages = at + by, 0
         target = min(max(target, 0), self.head) if abs(by) > 1 else target
         while 0 <= target <= self.head:
@@ -53,13 +55,13 @@ class SampleHistory:
                 pages += 1
                 if pages > PAGES_MAX:
                     return None
-                await self._load(control, target - 1 if way > 0 else max(-1, target - PAGE))
+                await self._load(control, target - 1 if direction > 0 else max(-1, target - PAGE))
                 if target not in self.rows:  # dropped meanwhile
-                    target += way
+                    target += direction
                 continue
             if row.sample:
                 return target if target != at else None
-            target += way
+            target += direction
         return None
 
     async def _load(self, control: Control, after: int) -> None:

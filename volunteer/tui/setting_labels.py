@@ -1,4 +1,4 @@
-"""Labels of settings: the group, the value as text, the moment when a change applies. Pure."""
+"""Words for settings: label, group, value, and the time from which a change applies. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from volunteer.settings.display import Display
 from volunteer.settings.work_rules import WorkRules
 from volunteer.tui.themes import THEMES
 
-# Groups of settings with their labels; the name in the file and on the command line is shown next
-# to a label.
+# Labels of the settings by group. The screen shows the name of config.toml next to a label.
 GROUPS = {
     N_("When to work"): {
         "schedule": N_("hours"),
@@ -76,7 +75,7 @@ WORDS = {
 _AT_ONCE = frozenset(
     field.name for kind in (WorkRules, Display) for field in msgspec.structs.fields(kind)
 )
-SOURCES = {  # the short form for tables, and the long one
+SOURCES = {  # the short form, for tables: the long form
     N_("flag"): N_("the command line"),
     N_("environment"): N_("the environment"),
     "config.toml": "config.toml",
@@ -95,7 +94,7 @@ def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
 
 
 def label(row: SettingRow) -> str:
-    """Return the label of a setting."""
+    """Return the label of a setting in the current language."""
     return _(_LABELS.get(row.name, row.name))
 
 
@@ -106,8 +105,8 @@ def as_text(value: object) -> str:
     return plain_text(value)
 
 
-def shown(row: SettingRow) -> str:
-    """Return a value in words; an empty value or zero gets its meaning."""
+def value_words(row: SettingRow) -> str:
+    """Return a setting's value in words, with its unit; an empty value or 0 as its meaning."""
     text = as_text(row.value)
     if not text:
         return {"schedule": _("always"), "runs": _("any run")}.get(row.name, _("none"))
@@ -133,7 +132,7 @@ def shown(row: SettingRow) -> str:
     return f"{text} {row.unit}".rstrip()
 
 
-def holds(row: SettingRow) -> str:
+def applies_from(row: SettingRow) -> str:
     """Return the time from which a change applies."""
     if row.name in ("runs", "roles", "device_roles"):
         return _("from the next task")
@@ -154,7 +153,7 @@ def choices(row: SettingRow) -> tuple[str, ...]:
 
 
 def named_choices(name: str) -> tuple[str, ...]:
-    """Return our themes, or the languages."""
+    """Return the names of our themes for "theme", else the codes of the languages."""
     return tuple(theme.name for theme in THEMES) if name == "theme" else (AUTO, *languages())
 
 

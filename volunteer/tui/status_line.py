@@ -28,7 +28,7 @@ STAGES = {
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """State as a sign, a word and a sentence. `role` colours sign and word, not the sentence."""
+    """State as a sign and a word, both coloured by `role`, and a sentence."""
 
     sign: str
     word: str
@@ -53,16 +53,19 @@ LEAVING: dict[How, str] = {
 
 
 def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> Activity:
-    """Return the first state that applies to this machine, or to one of its devices."""
-    looked_at = StatusView(view=view, now=now, glyphs=glyphs, device=device)
-    activities = (state(looked_at) for state in (_ended, _paused, _measured, _at_work, _idle))
+    """Return the first state that applies to `device`, or to the machine for ""."""
+    status_view = StatusView(view=view, now=now, glyphs=glyphs, device=device)
+    activities = (
+        state(status_view)
+        for state in (_ended_state, _paused_state, _benchmark_state, _task_state, _idle_state)
+    )
     return next((candidate for candidate in activities if candidate is not None), None) or Activity(
         sign=glyphs.wait, word=_("starting"), role="dim", sentence=_("looking for work")
     )
 
 
 class StatusView(NamedTuple):
-    """View to describe, with the present time, the glyphs and the device."""
+    """View to describe, the present time, the glyphs, and the device ("": the whole machine)."""
 
     view: AgentView
     now: float
@@ -70,7 +73,7 @@ class StatusView(NamedTuple):
     device: str
 
 
-def _ended(at: StatusView) -> Activity | None:
+def _ended_state(at: StatusView) -> Activity | None:
     end = at.view.ended
     if end is None and not at.view.status.stopped:
         return None
@@ -82,7 +85,7 @@ def _ended(at: StatusView) -> Activity | None:
     return Activity(sign=sign, word=_("stopped"), role=role, sentence=sentence)
 
 
-def _paused(at: StatusView) -> Activity | None:
+def _paused_state(at: StatusView) -> Activity | None:
     pause = at.view.status.paused(at.device)
     if pause is None:
         return None
@@ -91,7 +94,7 @@ def _paused(at: StatusView) -> Activity | None:
     )
 
 
-def _measured(at: StatusView) -> Activity | None:
+def _benchmark_state(at: StatusView) -> Activity | None:
     benchmark = at.view.benchmark
     if benchmark is None or at.device not in ("", benchmark.device):
         return None
@@ -99,7 +102,7 @@ def _measured(at: StatusView) -> Activity | None:
     return Activity(sign=at.glyphs.run, word=_("measuring"), role="info", sentence=sentence)
 
 
-def _at_work(at: StatusView) -> Activity | None:
+def _task_state(at: StatusView) -> Activity | None:
     status, task = at.view.status, at.view.task(at.device)
     if task is None:
         return None
@@ -118,7 +121,7 @@ def _at_work(at: StatusView) -> Activity | None:
     )
 
 
-def _idle(at: StatusView) -> Activity | None:
+def _idle_state(at: StatusView) -> Activity | None:
     status, glyphs = at.view.status, at.glyphs
     if status.finishing:
         sentence = _("no more tasks are taken")
@@ -176,9 +179,9 @@ def connection(view: AgentView, now: float, glyphs: Glyphs) -> Activity:
     return Activity(sign=glyphs.off, word=_("offline"), role="bad", sentence=retry)
 
 
-def merging(view: AgentView, run: str, now: float) -> str:
-    """Return when the next version is made: "next version in 2 contributions or 3:12"; or why none
-    is.
+def merge_sentence(view: AgentView, run: str, now: float) -> str:
+    """Return when the next version is made: "next version in 2 contributions or 3:12"; or why no
+    version is made.
     """
     beat = view.beat(run)
     if beat is not None and beat.standstill is not None:
@@ -190,8 +193,8 @@ def merging(view: AgentView, run: str, now: float) -> str:
 
 
 def next_merge(view: AgentView, run: str, now: float) -> str:
-    """Return when a run is merged next: "in 2 contributions or 3:12"; or why it is not; empty if
-    unknown.
+    """Return when a run is merged next: "in 2 contributions or 3:12"; or why it is not merged; ""
+    if unknown.
     """
     beat = view.beat(run)
     if beat is not None and beat.standstill is not None:
@@ -224,11 +227,11 @@ def when_merged(beat: RunBeat, since_s: float) -> str:
     return _("now") if left is None else _("in {time}", time=left)
 
 
-REASON_CELLS = 46
+REASON_CELLS = 46  # most cells for the cause of an outage
 
 
-def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> str:
-    """Return an outage's cause, the next retry and the working functions; "" if online."""
+def outage_line(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> str:
+    """Return an outage's cause, the next retry and the running work, cut to `cells`; "" online."""
     status = view.status
     if status.online or not status.connection or status.stopped:
         return ""

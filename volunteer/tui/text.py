@@ -54,8 +54,8 @@ ROLES = {
     "here": Role("background", bold=True, paper="primary"),
 }
 
-FOREIGN_CHARS_MAX = 2000
-MANY, TINY = 999.5e12, 1e-4  # above, a number is written as a word; below, as 0
+FOREIGN_CHARS_MAX = 2000  # longest text of others that is shown
+MANY, TINY = 999.5e12, 1e-4  # a number above MANY is written as a word, one below TINY as 0
 
 
 class Glyphs(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ def ascii_only(text: str) -> str:
 
 
 def _bare(letter: str) -> str:
-    """Return a letter without its accent, or question marks."""
+    """Return a letter without its accent, or as many question marks as it has cells."""
     base = unicodedata.normalize("NFKD", letter)[:1]
     cells = cell_len(letter)
     return base if base.isascii() and cell_len(base) == cells else "?" * cells
@@ -172,7 +172,9 @@ def right(text: str, cells: int) -> str:
 
 
 def spread(start: Line, end: Line, cells: int) -> Line:
-    """Return a line with a part at either end; without `end` if both do not fit."""
+    """Return a line of `cells` with `start` at its left and `end` at its right; only `start` if
+    there is no room for both.
+    """
     room = cells - width(start)
     if width(end) + 1 > room:
         return start
@@ -184,9 +186,9 @@ def wrap(text: str, cells: int, rows: int, ellipsis: str = "…") -> list[str]:
     if cells <= 0 or rows <= 0:
         return []
     lines: list[str] = []
-    for paragraph in printable_lines(text):
+    for source in printable_lines(text):
         line = ""
-        for word in paragraph.split(" "):
+        for word in source.split(" "):
             while cell_len(word) > cells:  # longer than a line: cut at its end
                 room = cells - (cell_len(line) + 1 if line else 0)
                 if room < 2:
@@ -209,8 +211,13 @@ def wrap(text: str, cells: int, rows: int, ellipsis: str = "…") -> list[str]:
     return lines
 
 
-def blank(sentence: str, cells: int, rows: int, ellipsis: str = "…") -> list[Line]:
-    """Return a sentence in the middle of an empty panel."""
+def paragraph(text: str, cells: int, rows: int, role: str = "text") -> list[Line]:
+    """Return the words of a text on at most `rows` lines of at most `cells`, all in one role."""
+    return [((line, role),) for line in wrap(text, cells, rows)]
+
+
+def centred(sentence: str, cells: int, rows: int, ellipsis: str = "…") -> list[Line]:
+    """Return a sentence in the middle of an empty panel of `cells` x `rows`."""
     rows_of_text = wrap(sentence, min(cells, 48), rows, ellipsis) if sentence else []
     lines: list[Line] = [()] * ((rows - len(rows_of_text)) // 2)
     return lines + [
@@ -226,8 +233,8 @@ def printable_lines(text: str, limit: int = FOREIGN_CHARS_MAX) -> list[str]:
 # -------------------------------------------------------------------------------------- numbers
 
 
-def count(value: float | None, digits: int = 3) -> str:
-    """Return a short form of a number, never with powers of ten: 4.21 M."""
+def short_number(value: float | None, digits: int = 3) -> str:
+    """Return a number with `digits` digits and a unit prefix: 4.21 M; "-" for None and NaN."""
     if value is None or value != value:
         return "-"
     if abs(value) >= MANY:
@@ -243,8 +250,12 @@ def count(value: float | None, digits: int = 3) -> str:
 
 
 def flops(value: float) -> str:
-    """Return floating point operations a second in words."""
-    return f"{count(value)}FLOP/s" if " " in count(value) else f"{count(value)} FLOP/s"
+    """Return floating point operations a second: 4.21 MFLOP/s."""
+    return (
+        f"{short_number(value)}FLOP/s"
+        if " " in short_number(value)
+        else f"{short_number(value)} FLOP/s"
+    )
 
 
 def countdown(seconds: float) -> str:
@@ -256,7 +267,7 @@ def countdown(seconds: float) -> str:
 
 
 def soon(seconds: float) -> str:
-    """Return the time until something: 42 s, 3:12."""
+    """Return a time left, in seconds up to 99: 42 s, 3:12."""
     return f"{int(max(0.0, seconds) + 0.999)} s" if seconds <= 99 else countdown(seconds)
 
 
@@ -264,7 +275,7 @@ def rate(value: float) -> str:
     """Return a number a second with three digits: 2.00, 0.187, 383."""
     if TINY <= value < 999.5:
         return localized(f"{value:#.3g}".rstrip("."))
-    return count(value)
+    return short_number(value)
 
 
 def ago(seconds: float) -> str:
@@ -279,7 +290,7 @@ def ago(seconds: float) -> str:
 
 
 def as_of(seconds: float) -> str:
-    """Return the age of a reply as words: as of 3 min ago."""
+    """Return the age of a reply in words: as of 3 min ago."""
     return _("as of now") if seconds < 2 else _("as of {time} ago", time=ago(seconds))
 
 
@@ -289,17 +300,17 @@ def clock_time(at: float) -> str:
 
 
 def when(at: float, now: float) -> str:
-    """Return the time of day, or the days since then."""
+    """Return the time of day of a moment in the last 20 hours, else the time since: 2 d ago."""
     return clock_time(at) if 0 <= now - at < 20 * 3600 else _("{time} ago", time=ago(now - at))
 
 
 def percent(share: float) -> str:
-    """Return whole per cent, 100 only when done."""
+    """Return a share (0 to 1) as whole per cent; 100 % only for 1."""
     return f"{whole_percent(share)} %"
 
 
 def bar(share: float, cells: int, glyphs: Glyphs = UNICODE) -> Line:
-    """Return a bar of exactly `cells`; the empty part has another sign, not only another colour."""
+    """Return a bar of exactly `cells`; its full and empty parts differ in sign and in colour."""
     if cells <= 0:
         return ()
     share = 0.0 if share != share else min(1.0, max(0.0, share))
@@ -340,7 +351,7 @@ _BIG = {
 }
 
 
-def big(text: str) -> tuple[str, str, str] | None:
+def big_digits(text: str) -> tuple[str, str, str] | None:
     """Return a number's digits on three lines; None if a character has no big form."""
     if any(sign not in _BIG for sign in text):
         return None

@@ -1,7 +1,7 @@
-"""View model of the screens: the volunteer's `Status` plus the curves, samples and log lines folded
-from its events.
+"""View model of the screens: the volunteer's `Status`, and the curves, samples and log lines that
+`reduce` builds up from its events.
 
-`reduce` is pure: the same events make the same view, on screen and in a test.
+`reduce` is pure: the same events make the same view.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPEEDS_MAX = 120
 Point: TypeAlias = tuple[float, float]
 replace = msgspec.structs.replace
 
-Shown = TypeVar("Shown")
+Content = TypeVar("Content")
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Event of the log, kept whole for its tables."""
+    """Event of the log with its number."""
 
     id: int
     event: AnyEvent
@@ -75,10 +75,9 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     sensors: dict[str, events.Sensed] = {}  # by device
     speeds: dict[str, tuple[float, ...]] = {}  # steps a second by device, oldest first
     ended: events.Stopped | None = None
-    seen: int = 0  # events so far
 
     def task(self, device: str = "") -> TaskStatus | None:
-        """Return the most important task: one that trains, else that uploads, else that fetches."""
+        """Return the most advanced task of a device, or of all: training first, then uploading."""
         tasks = [t for t in self.status.tasks if device in ("", t.device)]
         return min(tasks, key=lambda t: (_ORDER[t.phase], t.task), default=None)
 
@@ -113,15 +112,12 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
 
 _ORDER = {"train": 0, "upload": 1, "fetch": 2, "claimed": 3, "checking": 4}
 # Frequent events that are not logged.
-_MOVING = (
+_UNLOGGED = (
     events.Training,
     events.Fetching,
     events.Uploading,
     events.BenchmarkProgress,
     events.Registering,
-)
-_SILENT = (
-    *_MOVING,
     events.Sensed,
     events.Traffic,
     events.Credits,
@@ -130,10 +126,11 @@ _SILENT = (
 )
 
 
-def begin(status: Status) -> AgentView:
-    """Return the view of a client that attaches now: the snapshot, without earlier events."""
+def initial_view(status: Status) -> AgentView:
+    """Return the view of a client that attaches now, built from the snapshot alone."""
     models = {
-        info.name: ModelView(run=info.name, points=_ends(info)) for info in status.runs[:RUNS_MAX]
+        info.name: ModelView(run=info.name, points=_end_points(info))
+        for info in status.runs[:RUNS_MAX]
     }
     view = AgentView(status=status, models=models)
     for beat in status.beats:
@@ -143,42 +140,41 @@ def begin(status: Status) -> AgentView:
         *status.notices,
     ]
     for event in sorted(past, key=lambda e: e.at):
-        view = _noted(_grown(view, event), event)
+        view = _log(_apply(view, event), event)
     return view
 
 
 def reduce(view: AgentView, event: AnyEvent, status: Status) -> AgentView:
     """Return the view after an event; `status` already includes the event."""
-    after = replace(view, status=status, seen=view.seen + 1)
-    after = _grown(after, event)
+    after = _apply(replace(view, status=status), event)
     again = isinstance(event, events.Connection | events.Idle) and event.repeated
-    return after if again or isinstance(event, _SILENT) else _noted(after, event)
+    return after if again or isinstance(event, _UNLOGGED) else _log(after, event)
 
 
-def recalled(view: AgentView, event: events.LossMeasured) -> AgentView:
-    """Return the view with an event from before the start: a point of the curve, not news."""
-    return _grown(view, event)
+def add_past_loss(view: AgentView, event: events.LossMeasured) -> AgentView:
+    """Return the view with a loss measured before the start, which is not logged."""
+    return _apply(view, event)
 
 
-def _noted(view: AgentView, event: AnyEvent) -> AgentView:
+def _log(view: AgentView, event: AnyEvent) -> AgentView:
     last = view.entries[-1].id if view.entries else 0
     return replace(view, entries=(*view.entries, LogEntry(id=last + 1, event=event))[-ENTRIES_MAX:])
 
 
-def _grown(view: AgentView, event: AnyEvent) -> AgentView:
+def _apply(view: AgentView, event: AnyEvent) -> AgentView:
     match event:
         case events.Training():
-            return _trained_on(view, event)
+            return _add_training(view, event)
         case events.LossMeasured():
-            return _measured(view, event)
+            return _add_loss(view, event)
         case events.Judged():
-            return _judged(view, event.verdict)
+            return _add_verdict(view, event.verdict)
         case events.Credits():
             for verdict in event.verdicts:
-                view = _judged(view, verdict)
+                view = _add_verdict(view, verdict)
             return view
         case events.RunsListed():
-            return _listed(view, event)
+            return _add_runs(view, event)
         case events.RunProgress(beat=beat):
             return replace(
                 view,
@@ -203,8 +199,8 @@ def _grown(view: AgentView, event: AnyEvent) -> AgentView:
 # --------------------------------------------------------------------------------------- curves
 
 
-def _trained_on(view: AgentView, event: events.Training) -> AgentView:
-    if event.steps_per_s > 0:  # before its first step it has no rate
+def _add_training(view: AgentView, event: events.Training) -> AgentView:
+    if event.steps_per_s > 0:  # a task has no rate before its first step
         speeds = (*view.speeds.get(event.device, ()), event.steps_per_s)[-SPEEDS_MAX:]
         view = replace(view, speeds={**view.speeds, event.device: speeds})
     old = next((curve for curve in view.curves if curve.task == event.task), None)
@@ -213,9 +209,9 @@ def _trained_on(view: AgentView, event: events.Training) -> AgentView:
     step = float(event.step)
     curve = replace(
         curve,
-        points=curve.points if first is None else add(curve.points, (step, first)),
-        second=curve.second if second is None else add(curve.second, (step, second)),
-        preview=event.preview or curve.preview,  # only some events carry one
+        points=curve.points if first is None else append_point(curve.points, (step, first)),
+        second=curve.second if second is None else append_point(curve.second, (step, second)),
+        preview=event.preview or curve.preview,  # only some events have a preview
         metrics=event.metrics or curve.metrics,
     )
     if old is None:
@@ -231,8 +227,10 @@ def _losses(event: events.Training) -> tuple[float | None, float | None]:
     return event.loss, None
 
 
-def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
-    """Return a curve cut before a point's step and ended by it; thinned if too long."""
+def append_point(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
+    """Return a curve that ends with `point`, without earlier points at or after its step (a task
+    that began again); thinned if too long.
+    """
     if points and point[0] <= points[-1][0]:
         points = tuple(p for p in points if p[0] < point[0])
     points = (*points, point)
@@ -251,7 +249,7 @@ def thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
     return (*thinned, points[-1])
 
 
-def _ends(info: RunInfo) -> tuple[Point, ...]:
+def _end_points(info: RunInfo) -> tuple[Point, ...]:
     """Return a run's first and newest loss from a listing, as points of its curve."""
     ends: list[Point] = []
     if info.loss_first is not None:
@@ -265,16 +263,16 @@ def _model(view: AgentView, run: str) -> ModelView:
     return view.models.get(run) or ModelView(run=run)
 
 
-def _with(view: AgentView, model: ModelView) -> AgentView:
+def _with_model(view: AgentView, model: ModelView) -> AgentView:
     models = {**view.models, model.run: model}
     while len(models) > RUNS_MAX:
         models.pop(next(iter(models)))
     return replace(view, models=models)
 
 
-def _measured(view: AgentView, event: events.LossMeasured) -> AgentView:
+def _add_loss(view: AgentView, event: events.LossMeasured) -> AgentView:
     model = _model(view, event.run)
-    points = insert(model.points, (float(event.version), event.loss))
+    points = insert_point(model.points, (float(event.version), event.loss))
     changes: dict[str, object] = {"points": points}
     if event.sample:
         ends = _outer(model.first_sample, model.last_sample, (event.version, event.sample))
@@ -284,51 +282,51 @@ def _measured(view: AgentView, event: events.LossMeasured) -> AgentView:
         changes |= zip(("first_picture", "last_picture"), outermost, strict=True)
     if event.mine:
         changes["mine"] = model.mine | {event.version}
-    return _with(view, replace(model, **changes))
+    return _with_model(view, replace(model, **changes))
 
 
 def _outer(
-    first: tuple[int, Shown] | None,
-    last: tuple[int, Shown] | None,
-    shown_picture: tuple[int, Shown],
-) -> tuple[tuple[int, Shown], tuple[int, Shown]]:
-    """Return the samples of the oldest and the newest version, for any order of arrival."""
+    first: tuple[int, Content] | None,
+    last: tuple[int, Content] | None,
+    sample: tuple[int, Content],
+) -> tuple[tuple[int, Content], tuple[int, Content]]:
+    """Return the samples of the oldest and the newest version; they arrive in any order."""
     return (
-        shown_picture if first is None or shown_picture[0] <= first[0] else first,
-        shown_picture if last is None or shown_picture[0] >= last[0] else last,
+        sample if first is None or sample[0] <= first[0] else first,
+        sample if last is None or sample[0] >= last[0] else last,
     )
 
 
-def measured(run: str, row: VersionInfo) -> events.LossMeasured:
-    """Return a version of the history as the event of its evaluation."""
+def loss_event(run: str, row: VersionInfo) -> events.LossMeasured:
+    """Return the event for a version of the coordinator's history; its loss is NaN if unknown."""
     loss = float("nan") if row.loss is None else row.loss
     return events.LossMeasured(
         at=row.created_at, run=run, version=row.version, loss=loss, mine=row.mine, sample=row.sample
     )
 
 
-def insert(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
-    """Return a curve with a point inserted at its place, for any order of arrival."""
+def insert_point(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
+    """Return a curve with a point inserted at its place; a point with the same x is replaced."""
     if not points or point[0] > points[-1][0]:
-        return add(points, point)
-    rest = tuple(p for p in points if p[0] != point[0])
-    joined = tuple(sorted((*rest, point), key=lambda p: p[0]))
+        return append_point(points, point)
+    other_points = tuple(p for p in points if p[0] != point[0])
+    joined = tuple(sorted((*other_points, point), key=lambda p: p[0]))
     return joined if len(joined) <= POINTS_MAX else thin(joined)
 
 
-def _judged(view: AgentView, verdict: Verdict) -> AgentView:
+def _add_verdict(view: AgentView, verdict: Verdict) -> AgentView:
     if verdict.state != "merged" or verdict.version is None:
         return view
     model = _model(view, verdict.run)
-    return _with(view, replace(model, mine=model.mine | {verdict.version}))
+    return _with_model(view, replace(model, mine=model.mine | {verdict.version}))
 
 
-def _listed(view: AgentView, event: events.RunsListed) -> AgentView:
+def _add_runs(view: AgentView, event: events.RunsListed) -> AgentView:
     for info in event.runs[:RUNS_MAX]:
         model = _model(view, info.name)
         points = model.points
-        for point in _ends(info):
+        for point in _end_points(info):
             if all(point_before[0] != point[0] for point_before in points):
-                points = insert(points, point)
-        view = _with(view, replace(model, points=points))
+                points = insert_point(points, point)
+        view = _with_model(view, replace(model, points=points))
     return view

@@ -9,7 +9,7 @@ from shared.text import printable
 from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _, translated
 from volunteer.i18n.formats import size
-from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, OnboardingChoice, Step, said
+from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, OnboardingChoice, Step, text_lines
 from volunteer.tui.text import Line, flops, left, percent
 from volunteer.tui.widgets.benchmark_progress import progress_lines
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
@@ -40,10 +40,10 @@ class BenchmarkStep(Step):
     async def _join(self) -> None:
         self._trouble = ""
         try:
-            if self.engine is not None:
-                await self.engine.do(commands.Begin())
-            if self.engine is not None and not self.choice.joined:
-                joined = await self.engine.do(
+            if self.control is not None:
+                await self.control.do(commands.Begin())
+            if self.control is not None and not self.choice.joined:
+                joined = await self.control.do(
                     commands.Join(link=self.choice.link, name=self.choice.name)
                 )
                 self.choice.joined = True
@@ -65,30 +65,27 @@ class BenchmarkStep(Step):
         if not self.choice.joined:
             self.begin()
         elif self._done:
-            self.post_message(self.Done())
+            self.finish()
 
     def skip(self) -> None:
-        """Stop measuring; the first tasks are then sized by an estimate."""
-        if self.engine is not None and self.volunteer.view.benchmark is not None:
-            self.volunteer.command(self.engine.do(commands.StopMeasuring()))
+        """Stop measuring; the first tasks are then sized without a measured speed."""
+        if self.control is not None and self.volunteer.view.benchmark is not None:
+            self.volunteer.command(self.control.do(commands.StopMeasuring()))
 
     @property
     def _done(self) -> bool:
         view = self.volunteer.view
         return bool(view.status.devices) and view.benchmark is None
 
-    def shown(self, scene: Scene) -> None:
-        self.choice.measured = self._done
-
     def _draw(self, scene: Scene, width: int, height: int) -> list[Line]:
         glyphs, status = scene.glyphs, scene.view.status
         if self._trouble:
-            return said(self._trouble, width, height, "bad", glyphs.cross)
+            return text_lines(self._trouble, width, height, "bad", glyphs.cross)
         if not self.choice.joined:
             text, done = _("making your account"), scene.view.registering
             if done is not None:
                 text += _(": proof of work {done}", done=percent(done))
-            return said(text, width, height, "info", glyphs.wait)
+            return text_lines(text, width, height, "info", glyphs.wait)
         lines: list[Line] = [
             (
                 (f"{glyphs.check} ", "good"),
@@ -103,7 +100,7 @@ class BenchmarkStep(Step):
                 if scene.view.ended
                 else _("the volunteer has ended")
             )
-            return [*lines, *said(why, width, height - 2, "bad", glyphs.cross)]
+            return [*lines, *text_lines(why, width, height - 2, "bad", glyphs.cross)]
         if scene.view.benchmark is not None:
             lines += progress_lines(scene, width, height - len(lines) - 1)
             return [*lines, ((_("s: skip"), "dim"),)][:height]
@@ -111,7 +108,7 @@ class BenchmarkStep(Step):
             waiting = translated(status.connection) or _(
                 "looking for your devices; the first time takes some seconds"
             )
-            return [*lines, *said(waiting, width, height - 2, "info", glyphs.wait)]
+            return [*lines, *text_lines(waiting, width, height - 2, "info", glyphs.wait)]
         speeds = {b.device: b for b in status.benchmarks}
         for device in status.devices:
             speed = speeds.get(device.id)
@@ -127,7 +124,7 @@ class BenchmarkStep(Step):
                 )
             )
             if not device.usable:
-                lines += said(
+                lines += text_lines(
                     translated(scene.view.status.problem(device)), width, 3, "bad", glyphs.cross
                 )
         return [*lines, (), ((_("enter: next"), "dim"),)][:height]

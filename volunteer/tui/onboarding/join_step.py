@@ -18,13 +18,13 @@ from shared.text import printable
 from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _, translated
 from volunteer.text import clock_words
-from volunteer.tui.onboarding.onboarding_step import OnboardingChoice, Step, said
+from volunteer.tui.onboarding.onboarding_step import OnboardingChoice, Step, text_lines
 from volunteer.tui.text import Line, fit, left, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Field
 
-SETTLE_S = 0.4  # from the last key to the probe of the coordinator
-HOW = (
+SETTLE_S = 0.4  # time from the last key to the probe of the coordinator
+STEPS_OF_A_TASK = (
     N_("Your machine gets the newest model and a small piece of work: a task."),
     N_("It trains at low priority; space pauses it within two seconds."),
     N_("Its result is checked, merged with the results of others, and paid."),
@@ -32,11 +32,11 @@ HOW = (
 )
 NO_LINK = N_("Without a link `coordinator demo` shows a whole run on this machine.")
 
-NAME_CELLS = 9  # least width of the labels before a coordinator's figures
+NAME_CELLS = 9  # least width of the labels of a coordinator's facts
 
 
 class LinkField(Field):
-    """Text input that accepts a whole pasted link, even one that a mail broke into lines."""
+    """Text input that takes a pasted link whole, even if a mail broke it into lines."""
 
     def _on_paste(self, event: Paste) -> None:
         event.stop()
@@ -47,7 +47,7 @@ class LinkField(Field):
 
 
 class JoinStep(Step):
-    """Step that joins a coordinator."""
+    """Step that probes the coordinator of a link or an address."""
 
     NAME = "Join"
     TITLE = N_("Join")
@@ -70,11 +70,11 @@ class JoinStep(Step):
         field = self.query_one("#link", Input)
         field.focus()
         if field.value and not why and self.choice.server is None:
-            self._check(field.value)  # typed before this step was connected
+            self._check(field.value)  # typed before a control was attached
 
     def proceed(self) -> None:
         if self.choice.server is not None:
-            self.post_message(self.Done())
+            self.finish()
         elif not self._busy:
             text = self.query_one("#link", Input).value
             self._check(text)
@@ -102,22 +102,22 @@ class JoinStep(Step):
         try:
             link = parse_link(text)
         except BadRequest as error:
-            self._tell(translated(error.message))
+            self._show_trouble(translated(error.message))
             return
         self._busy = _("asking {url}", url=link.url)
         self._draw()
-        if self.engine is None:
+        if self.control is None:
             return
         try:
-            server = await self.engine.do(commands.Probe(link=text))
+            server = await self.control.do(commands.Probe(link=text))
         except VolunteerError as error:
-            self._tell(advice(error, text))
+            self._show_trouble(advice(error, text))
         else:
             self.choice.link, self.choice.server = text, server
             self._busy = ""
             self._draw()
 
-    def _tell(self, trouble: str) -> None:
+    def _show_trouble(self, trouble: str) -> None:
         self._busy, self._trouble = "", trouble
         self._draw()
 
@@ -126,27 +126,29 @@ class JoinStep(Step):
 
     def _how(self, scene: Scene, width: int, height: int) -> list[Line]:
         lines: list[Line] = []
-        for number, text in enumerate(HOW, start=1):
-            lines += said(_(text), width, 2, "info", str(number))
+        for number, text in enumerate(STEPS_OF_A_TASK, start=1):
+            lines += text_lines(_(text), width, 2, "info", str(number))
         return lines[:height]
 
     def _verdict(self, scene: Scene, width: int, height: int) -> list[Line]:
         glyphs = scene.glyphs
         if self._trouble:
-            return said(self._trouble, width, height, "bad", glyphs.cross)
+            return text_lines(self._trouble, width, height, "bad", glyphs.cross)
         if self._busy:
-            return said(self._busy, width, height, "info", glyphs.wait)
+            return text_lines(self._busy, width, height, "info", glyphs.wait)
         if self.choice.server is not None:
             return server_lines(self.choice.server, self.choice.link, scene, width)[:height]
         text = _(
             "Your organiser gives you a join link. It also proves that the right "
             "coordinator answers."
         )
-        return [*said(text, width, 4, "dim"), *said(_(NO_LINK), width, 2, "dim")][:height]
+        return [*text_lines(text, width, 4, "dim"), *text_lines(_(NO_LINK), width, 2, "dim")][
+            :height
+        ]
 
 
 def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> list[Line]:
-    """Return name, key, version and runs of the coordinator that answered."""
+    """Return the facts of the coordinator that answered: name, key, version, runs, contact."""
     parsed = parse_link(link)
     linked = parsed.fingerprint
     key = printable(server.fingerprint, 64)
@@ -154,7 +156,7 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
     if cell_len(key) + len(proof) + 13 > cells:
         proof = _("as linked") if linked else _("compare it")
     runs = [run.name for run in server.runs if run.state == "running"]
-    wrong = clock_words(server.now - scene.now)
+    clock_warning = clock_words(server.now - scene.now)
     lines: list[Line] = [
         ((f"{scene.glyphs.check} ", "good"), (printable(server.name, 60), "value")),
         _fact(_("key"), f"{key}, {proof}", cells),
@@ -169,7 +171,7 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
         ),
         _fact(_("runs"), printable(", ".join(runs), 100) or _("none at the moment"), cells),
     ]
-    if door := entrance(server, parsed.code):
+    if door := entry_terms(server, parsed.code):
         lines.insert(
             1,
             (
@@ -179,13 +181,15 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
         )
     if server.contact:
         lines.append(_fact(_("contact"), printable(server.contact, 100), cells))
-    if wrong:  # the error comes first where there is little room
-        warning: list[Line] = [(("  " + text, "warn"),) for text in wrap(wrong, cells - 2, 3)]
+    if clock_warning:  # above the facts, which a short screen cuts off
+        warning: list[Line] = [
+            (("  " + text, "warn"),) for text in wrap(clock_warning, cells - 2, 3)
+        ]
         return [lines[0], *warning, *lines[1:]]
     return [*lines, (("  " + _("enter: next"), "dim"),)]
 
 
-def entrance(server: ServerInfo, code: str) -> str:
+def entry_terms(server: ServerInfo, code: str) -> str:
     """Return the terms on which this coordinator admits newcomers; "" if there are none."""
     if code:
         return _("by invitation: your link carries the code") if server.invite_only else ""
@@ -211,7 +215,7 @@ def _name_cells() -> int:
 
 
 def advice(error: VolunteerError, text: str) -> str:
-    """Return the error as a sentence with the next thing to try."""
+    """Return an error as a sentence; for an unreachable coordinator, with the next thing to try."""
     if not isinstance(error, Unreachable) or is_loopback(_host(text)):
         return translated(error.message)
     return _(

@@ -8,13 +8,13 @@ from textual.app import ComposeResult
 from shared.errors import VolunteerError
 from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _
-from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, Step, said
+from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, Step, text_lines
 from volunteer.tui.text import Line
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.setting_list import SettingList
 from volunteer.tui.widgets.table import Listing
 
-ASKED = (
+LIMITS = (
     "device",
     "threads",
     "duty_percent",
@@ -39,7 +39,7 @@ class LimitsStep(Step):
 
     def compose(self) -> ComposeResult:
         yield SettingList(
-            lambda: self.choice.settings, names=ASKED, title="", id="asked", by_enter=False
+            lambda: self.choice.settings, names=LIMITS, title="", id="asked", by_enter=False
         )
         yield FunctionPanel(self._help, id="setting-help")
 
@@ -47,9 +47,9 @@ class LimitsStep(Step):
         self.run_worker(self._read(), group="limits")
 
     async def _read(self) -> None:
-        if self.engine is not None:
+        if self.control is not None:
             try:
-                self.choice.settings = await self.engine.do(commands.GetSettings()) or ()
+                self.choice.settings = await self.control.do(commands.GetSettings()) or ()
             except VolunteerError as error:
                 self.volunteer.tell(error.message, "error")
         self._list.refill()
@@ -60,7 +60,7 @@ class LimitsStep(Step):
 
     def proceed(self) -> None:
         if not self._list.editing:
-            self.post_message(self.Done())
+            self.finish()
 
     def press_space(self) -> None:
         self._list.change()
@@ -78,10 +78,10 @@ class LimitsStep(Step):
         self.run_worker(self._save({event.row.name: event.value}), group="limits")
 
     async def _save(self, changes: dict[str, object]) -> None:
-        if self.engine is None:
+        if self.control is None:
             return
         try:
-            self.choice.settings = await self.engine.do(commands.SetSettings(changes=changes))
+            self.choice.settings = await self.control.do(commands.SetSettings(changes=changes))
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
         self._list.refill()
@@ -94,6 +94,6 @@ class LimitsStep(Step):
             if row is not None
             else _("The defaults are careful: low priority, and one core stays free.")
         )
-        lines = said(text, width, height)
+        lines = text_lines(text, width, height)
         more = _("You can change all of this later, and more, on the Settings page.")
-        return [*lines, *said(more, width, 1, "dim")][:height]
+        return [*lines, *text_lines(more, width, 1, "dim")][:height]

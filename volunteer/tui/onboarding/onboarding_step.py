@@ -27,27 +27,28 @@ class OnboardingChoice(msgspec.Struct, kw_only=True):
     name: str = ""
     joined: bool = False
     settings: tuple[SettingRow, ...] = ()
-    measured: bool = False  # the benchmark has ended or was skipped
 
 
-Key = tuple[str, str, str]
+Key = tuple[str, str, str]  # key, word in the footer, action of the page
 NEXT: tuple[Key, ...] = ((N_("enter"), N_("next"), "next"),)
 BACK: tuple[Key, ...] = ((N_("esc"), N_("back"), "back"),)
 
 
 class Step(Vertical):
-    """One step. The screen calls `begin` when the step appears and `shown` with each new scene."""
+    """Step of the first start. The screen calls `begin` when the step appears, then `update_from`
+    with each new scene.
+    """
 
     NAME: ClassVar[str]
     TITLE: ClassVar[str]  # its name in the row of steps
     HEADING: ClassVar[str]
-    KEYS: ClassVar[tuple[tuple[str, str, str], ...]] = NEXT  # key, word, action of the page
+    KEYS: ClassVar[tuple[Key, ...]] = NEXT
 
     class Done(Message):
         """Message: the step has its answer; go to the next."""
 
     class Back(Message):
-        """Message: an earlier step must be answered again; `why` is shown there."""
+        """Message: go back to `step` ("": the one before), which shows `why`."""
 
         def __init__(self, step: str = "", why: str = "") -> None:
             super().__init__()
@@ -63,13 +64,13 @@ class Step(Vertical):
         return cast("VolunteerApp", self.app)
 
     @property
-    def engine(self) -> Control | None:
+    def control(self) -> Control | None:
         return self.volunteer.control
 
     def begin(self, why: str = "") -> None:
-        """Take the focus; `why` is the mistake in the last answer."""
+        """Take the focus, and show `why` the last answer was refused."""
 
-    def shown(self, scene: Scene) -> None:
+    def update_from(self, scene: Scene) -> None:
         """Draw the changing parts."""
 
     def finish(self) -> None:
@@ -84,8 +85,8 @@ class Step(Vertical):
         """Handle space; unused in most steps."""
 
 
-def said(text: str, cells: int, rows: int, role: str = "text", sign: str = "") -> list[Line]:
-    """Return a text as lines, with a sign before the first."""
+def text_lines(text: str, cells: int, rows: int, role: str = "text", sign: str = "") -> list[Line]:
+    """Return a text as lines of at most `cells`, with a sign before the first."""
     indent = " " * (len(sign) + 1) if sign else ""
     lines = wrap(text, cells - len(indent), rows)
     return [

@@ -1,4 +1,4 @@
-"""Screen of the first start: six steps from a join link to a ready machine, and back."""
+"""Screen of the first start: six steps from a join link to a machine that is ready to work."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from volunteer.tui import keys
 from volunteer.tui.onboarding.benchmark_step import BenchmarkStep
 from volunteer.tui.onboarding.join_step import JoinStep
 from volunteer.tui.onboarding.limits_step import LimitsStep
-from volunteer.tui.onboarding.name import NameStep
+from volunteer.tui.onboarding.name_step import NameStep
 from volunteer.tui.onboarding.onboarding_step import OnboardingChoice, Step
-from volunteer.tui.onboarding.ready import ReadyStep
-from volunteer.tui.onboarding.run import RunStep
+from volunteer.tui.onboarding.ready_step import ReadyStep
+from volunteer.tui.onboarding.run_step import RunStep
 from volunteer.tui.page import Page
 from volunteer.tui.text import Line, Span
 from volunteer.tui.widgets.bars import Bar
@@ -36,7 +36,7 @@ STEPS: tuple[type[Step], ...] = (
 
 
 class StepKeys(Bar):
-    """Footer of a step: its keys, help and quit."""
+    """Footer with the keys of the present step, help and quit."""
 
     def __init__(self, step: Callable[[], Step], *, id: str) -> None:
         super().__init__(id=id)
@@ -152,7 +152,7 @@ class Onboarding(Page):
         super().__init__()
         self.choice = OnboardingChoice()
         self.at = 0
-        self._met = False
+        self._control_seen = False
 
     def compose(self) -> ComposeResult:
         yield FunctionPanel(self._title, id="title")
@@ -168,20 +168,20 @@ class Onboarding(Page):
         super().on_mount()
         self._go(0)
 
-    def _first(self) -> None:
-        """Begin with the first unanswered step, once a control is attached."""
+    def _begin_unanswered(self) -> None:
+        """Go to the first unanswered step when a control is attached."""
         control = self.volunteer.control
-        if self._met or control is None:
+        if self._control_seen or control is None:
             return
-        self._met = True
+        self._control_seen = True
         self.choice.joined = control.status.joined
-        self._go(self._begins)
+        self._go(self._first_reachable)
 
     def useful(self, command: keys.KeyCommand) -> bool:
         """Return True if a key has an effect on the present step."""
         match command.action:
             case "back":
-                return self.at > self._begins
+                return self.at > self._first_reachable
             case "skip":
                 return isinstance(self.step, BenchmarkStep)
             case "hide":
@@ -206,9 +206,9 @@ class Onboarding(Page):
         self.step.begin(why)
         self.call_after_refresh(lambda: self.show(self.volunteer.scene(), at_once=True))
 
-    def shown(self, scene: Scene) -> None:
-        self._first()
-        self.step.shown(scene)
+    def update_from(self, scene: Scene) -> None:
+        self._begin_unanswered()
+        self.step.update_from(scene)
 
     @on(Step.Done)
     def _done(self) -> None:
@@ -231,13 +231,13 @@ class Onboarding(Page):
         self.step.proceed()
 
     def action_back(self) -> None:
-        """Go one step back; a made account stays."""
-        if self.at > self._begins:
+        """Go one step back, but not before the making of the account."""
+        if self.at > self._first_reachable:
             self._go(self.at - 1)
 
     @property
-    def _begins(self) -> int:
-        """Return the first step that can be reached by going back."""
+    def _first_reachable(self) -> int:
+        """Return the first step to which the user can go back: none before the account was made."""
         return STEPS.index(LimitsStep) if self.choice.joined else 0
 
     def action_skip(self) -> None:
@@ -265,18 +265,18 @@ class Onboarding(Page):
 
 
 def step_line(at: int, scene: Scene, cells: int) -> Line:
-    """Return the row of steps: done, present and later ones."""
+    """Return the row of steps with their names, or only with the present one's if room is short."""
     glyphs = scene.glyphs
     spans: list[Span] = []
     names = [_(step.TITLE) for step in STEPS]
-    roomy = sum(cell_len(name) for name in names) + 5 * len(names) - 1 <= cells
+    all_fit = sum(cell_len(name) for name in names) + 5 * len(names) - 1 <= cells
     for number, name in enumerate(names):
         if number:
             spans.append((f" {glyphs.axis} ", "faint"))
         if number == at:
             spans.append((f" {number + 1} {name} ", "here"))
         elif number < at:
-            spans += [(f"{glyphs.check} ", "good"), (name if roomy else "", "dim")]
+            spans += [(f"{glyphs.check} ", "good"), (name if all_fit else "", "dim")]
         else:
-            spans += [(f"{number + 1} ", "dim"), (name if roomy else "", "dim")]
+            spans += [(f"{number + 1} ", "dim"), (name if all_fit else "", "dim")]
     return tuple(spans)

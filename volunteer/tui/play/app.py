@@ -15,13 +15,12 @@ from textual.containers import Horizontal
 from textual.filter import LineFilter
 
 from shared.errors import VolunteerError
-from shared.workloads.games import LEVELS, MoveReply
-from shared.workloads.games import BoardAnalysis as Position
+from shared.workloads.games import LEVELS, BoardAnalysis, MoveReply
 from volunteer.i18n.catalogue import _, translated
 from volunteer.tui import keys, themes
 from volunteer.tui.app import HEIGHTS, WIDTHS
-from volunteer.tui.look import Look, dress
-from volunteer.tui.play.game import ACTIONS, Game, facts, state_line
+from volunteer.tui.look import Look, apply_theme
+from volunteer.tui.play.game import ACTIONS, Game, fact_lines, state_line
 from volunteer.tui.terminal.ascii import AsciiFilter
 from volunteer.tui.terminal.driver import lasting_driver
 from volunteer.tui.text import ASCII, UNICODE, Glyphs, Line
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
     from volunteer.opponent import SeatedOpponent
 
 
-class Partner(Protocol):
+class GameOpponent(Protocol):
     """Interface of an opponent, which `volunteer.opponent.VersionOpponent` implements."""
 
     async def sit(self, version: int | None = None) -> SeatedOpponent: ...
 
-    def look(self, moves: Sequence[int]) -> Position: ...
+    def look(self, moves: Sequence[int]) -> BoardAnalysis: ...
 
     async def reply(self, moves: Sequence[int], level: int) -> MoveReply: ...
 
@@ -58,13 +57,13 @@ class GameFacts(Panel):
     game = Game()
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        return facts(self.game, width, height)
+        return fact_lines(self.game, width, height)
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         return self.game.run, ""
 
 
-class Keys(Bar):
+class GameKeys(Bar):
     """Footer with the keys of the game."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
@@ -98,7 +97,7 @@ class PlayApp(App[int]):
 
     def __init__(
         self,
-        partner: Partner,
+        opponent: GameOpponent,
         run: str,
         *,
         version: int | None = None,
@@ -109,12 +108,12 @@ class PlayApp(App[int]):
         look = look or Look()
         self.game = Game(run=run, level=level)
         self.glyphs: Glyphs = ASCII if look.ascii else UNICODE
-        self._partner = partner
-        self._wanted = version
+        self._opponent = opponent
+        self._version = version
         self._cursor = 0
-        self._asked = 0  # number of requests to the opponent; replies to older ones are dropped
+        self._requests = 0  # counts requests; the reply to any but the newest is dropped
         self._ascii = AsciiFilter(enabled=look.ascii)
-        dress(self, look)
+        apply_theme(self, look)
         self.set_class(look.ascii, "-ascii")
 
     def compose(self) -> ComposeResult:
@@ -122,11 +121,11 @@ class PlayApp(App[int]):
         with Horizontal(id="game"):
             yield Board()
             yield GameFacts(id="facts", classes="card")
-        yield Keys(id="keys")
+        yield GameKeys(id="keys")
 
     def on_mount(self) -> None:
         self.call_after_refresh(self._draw)
-        self._run(self._sit(self._wanted))
+        self._run(self._sit(self._version))
 
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return themes.DARK if self.current_theme.dark else themes.LIGHT
@@ -138,7 +137,7 @@ class PlayApp(App[int]):
     # --------------------------------------------------------------------------- the game
 
     async def _sit(self, version: int | None) -> None:
-        seated = await self._partner.sit(version)
+        seated = await self._opponent.sit(version)
         same = (seated.size, seated.win) == (self.game.size, self.game.win)
         self.game = replace(
             self.game,
@@ -150,36 +149,36 @@ class PlayApp(App[int]):
         )
         self.query_one(Board).styles.width = width_of(seated.size)
         if same:
-            self._goes_on()
+            self._request_move()
         else:
             self._begin(self.game.mine)
 
     def _begin(self, colour: int) -> None:
         """Start a new game."""
-        self._asked += 1
+        self._requests += 1
         self._cursor = self.game.size * (self.game.size // 2) + self.game.size // 2
         self.game = replace(self.game, mine=colour, value=None, thinking=False)
         self._place(())
 
     def _place(self, moves: tuple[int, ...]) -> None:
         """Set the position after the legal `moves`."""
-        position = self._partner.look(moves)
+        position = self._opponent.look(moves)
         self.game = replace(self.game, moves=moves, position=position, trouble="")
-        self._goes_on()
+        self._request_move()
 
-    def _goes_on(self) -> None:
-        """Request a move if it is the opponent's turn."""
+    def _request_move(self) -> None:
+        """Request a move if it is the opponent's turn, and draw."""
         game = self.game
         if game.size and not game.position.over and not game.my_turn:
             self.game = replace(game, thinking=True)
-            self._run(self._answer())
+            self._run(self._play_reply())
         self._draw()
 
-    async def _answer(self) -> None:
-        self._asked += 1
-        request = self._asked
-        reply = await self._partner.reply(self.game.moves, self.game.level)
-        if request == self._asked:
+    async def _play_reply(self) -> None:
+        self._requests += 1
+        request = self._requests
+        reply = await self._opponent.reply(self.game.moves, self.game.level)
+        if request == self._requests:
             self.game = replace(self.game, value=reply.value, thinking=False)
             self._place((*self.game.moves, reply.move))
 
@@ -188,21 +187,21 @@ class PlayApp(App[int]):
         unchanged.
         """
 
-        async def running() -> None:
+        async def run_and_report() -> None:
             try:
                 await work
             except VolunteerError as error:
                 self.game = replace(self.game, trouble=translated(error.message), thinking=False)
                 self._draw()
 
-        self.run_worker(running(), group="game", exit_on_error=True)
+        self.run_worker(run_and_report(), group="game", exit_on_error=True)
 
     def _draw(self) -> None:
         """Redraw all panels, which are small."""
         game, scene = self.game, Scene(glyphs=self.glyphs)
         self.query_one(GameBar).game = self.query_one(GameFacts).game = game
         board = self.query_one(Board)
-        board.laid = BoardState(
+        board.state = BoardState(
             size=game.size,
             stones=game.position.board,
             cursor=self._cursor,
@@ -230,7 +229,7 @@ class PlayApp(App[int]):
         """Place a stone on the field under the cursor."""
         game = self.game
         if game.my_turn and not game.thinking and not game.position.board[self._cursor]:
-            self._asked += 1
+            self._requests += 1
             self._place((*game.moves, self._cursor))
         else:
             self._draw()
@@ -240,7 +239,7 @@ class PlayApp(App[int]):
         moves = self.game.moves
         moves_of_person = [n for n in range(len(moves)) if (n % 2 == 0) == (self.game.mine == 1)]
         if moves_of_person:
-            self._asked += 1
+            self._requests += 1
             self.game = replace(self.game, thinking=False, value=None)
             self._place(moves[: moves_of_person[-1]])
 
@@ -264,13 +263,13 @@ class PlayApp(App[int]):
         """Continue the game against a neighbouring version."""
         version = self.game.version + by
         if self.game.size and not self.game.thinking and 0 <= version <= self.game.newest:
-            self._asked += 1
+            self._requests += 1
             self.game = replace(self.game, trouble="")
             self._run(self._sit(version))
 
     def action_help(self) -> None:
         """Show the help of the keys, until the next key."""
-        sentences = [f"{keys.shown(command.key)}  {_(command.help)}" for command in ACTIONS]
+        sentences = [f"{keys.key_name(command.key)}  {_(command.help)}" for command in ACTIONS]
         self.clear_notifications()
         self.notify("\n".join([_("The arrow keys move."), *sentences]), timeout=30, markup=False)
 

@@ -7,7 +7,7 @@ import msgspec
 from shared.workloads.games import BoardAnalysis, cell_name
 from volunteer.i18n.catalogue import N_, _, number, pgettext
 from volunteer.tui.keys import KeyCommand
-from volunteer.tui.text import Line, fit, left, wrap
+from volunteer.tui.text import Line, fit, left, paragraph
 from volunteer.tui.widgets.board import STONES
 
 MOVES_SHOWN = 6
@@ -16,7 +16,7 @@ EMPTY = BoardAnalysis(board=(), over=False)
 
 
 class Game(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a game, the input of all drawing."""
+    """State of a game, from which everything is drawn; `size` 0: no version downloaded yet."""
 
     run: str = ""
     version: int = 0
@@ -101,8 +101,8 @@ ACTIONS = (
 )
 
 
-def verdict(game: Game) -> tuple[str, str]:
-    """Return the state of the game in a few words, and the role for their colour."""
+def state_words(game: Game) -> tuple[str, str]:
+    """Return the state of the game in a few words, and the role that colours them."""
     if game.trouble:
         return game.trouble, "bad"
     if not game.size:
@@ -123,22 +123,25 @@ def verdict(game: Game) -> tuple[str, str]:
 
 def state_line(game: Game, cells: int, ellipsis: str) -> Line:
     """Return the row above the board, which even the smallest terminal shows."""
-    sentence, role = verdict(game)
-    rest = "   " + _(
+    sentence, role = state_words(game)
+    opponent_words = "   " + _(
         "{stones} against version {version}, {level}",
         stones=STONES[game.mine][0],
         version=game.version,
         level=_(LEVEL_WORDS[game.level]),
     )
     text = fit(f" {sentence}", cells, ellipsis)
-    return ((text, role), (fit(rest if game.size else "", cells - len(text), ellipsis), "dim"))
+    return (
+        (text, role),
+        (fit(opponent_words if game.size else "", cells - len(text), ellipsis), "dim"),
+    )
 
 
-def facts(game: Game, width: int, height: int) -> list[Line]:
+def fact_lines(game: Game, width: int, height: int) -> list[Line]:
     """Return the facts of a game as lines."""
     lines: list[Line] = []
     if game.trouble:
-        lines += [*(((text, "bad"),) for text in wrap(game.trouble, width, 6)), ()]
+        lines += [*paragraph(game.trouble, width, 6, "bad"), ()]
     if not game.size:
         return lines
     stone, other_stone = STONES[game.mine][0], STONES[-game.mine][0]

@@ -18,7 +18,7 @@ from volunteer.i18n.formats import credit
 from volunteer.tui.text import Glyphs, Line, countdown, fit, left, percent
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Panel, Scene
-from volunteer.tui.widgets.task import share
+from volunteer.tui.widgets.task import stage_share
 
 TITLE_CELLS = 10
 CHOICES: tuple[tuple[How, str, str], ...] = (
@@ -80,7 +80,7 @@ def choice_lines(view: AgentView, at: int, cells: int, glyphs: Glyphs) -> list[L
             "Task {task} of {run} is {share} done.",
             task=tasks[0].task,
             run=tasks[0].run,
-            share=percent(share(tasks[0])),
+            share=percent(stage_share(tasks[0])),
         )
     else:
         sentence = ngettext("{n} task is in hand.", "{n} tasks are in hand.", len(tasks))

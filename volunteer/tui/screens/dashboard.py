@@ -25,16 +25,16 @@ from volunteer.tui.widgets.panel import panels
 from volunteer.tui.widgets.recent_work import Contributions, SampleCard
 from volunteer.tui.widgets.task import TaskCard
 
-# Least size for all cards. Heights are the body's: three rows less than the terminal's.
+# Least sizes for more cards. Heights are the body's: three rows less than the terminal's.
 WIDE, TALL = 116, 32
 NORMAL, MIDDLE = 80, 19
 NARROW, SHORT = 60, 11
-RUN_TOO = 23
+RUN_CARD_TOO = 23  # least height for the run below the credits
 BRIEF_ROWS = 8
 
 
 class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
-    """Visible cards, and the heights of the task and of the lowest row; None takes the rest."""
+    """Visible cards, and the rows of the task and of the lowest cards (None: all that are left)."""
 
     cards: frozenset[str]
     task: int = 6
@@ -43,7 +43,7 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Cards shown in turn where only one fits next to the task.
-EACH: tuple[tuple[str, ...], ...] = (
+IN_TURN: tuple[tuple[str, ...], ...] = (
     ("task-curve",),
     ("model-curve",),
     ("contributions",),
@@ -59,19 +59,19 @@ def arrange(width: int, height: int, turn: int) -> Arrangement:
     if height < SHORT:
         return Arrangement(cards=frozenset({"brief"}), low=None)
     if width < NARROW:
-        return _turned(("brief",), EACH, turn, low=None)
+        return _turned(("brief",), IN_TURN, turn, low=None)
     if height < MIDDLE:
-        screens = (("task-curve", "model-curve"), *EACH[2:]) if width >= NORMAL else EACH
+        screens = (("task-curve", "model-curve"), *IN_TURN[2:]) if width >= NORMAL else IN_TURN
         return _turned(("task",), screens, turn, low=None)
     curves = ("task", "task-curve", "model-curve")
     if width < NORMAL:
-        groups = (*EACH[2:3], *EACH[1:2], *EACH[3:])
+        groups = (*IN_TURN[2:3], *IN_TURN[1:2], *IN_TURN[3:])
         return _turned(curves[:2], groups, turn, low=7 if height < 24 else 10)
     if width < WIDE:
         groups = (("contributions", "low-credits"), ("sample",), ("low-device", "low-run"))
         return _turned(curves, groups, turn, low=6 if height < 24 else 10)
     if height < TALL:
-        left = ("device", "credits", "run") if height >= RUN_TOO else ("device", "credits")
+        left = ("device", "credits", "run") if height >= RUN_CARD_TOO else ("device", "credits")
         groups = (("contributions",), ("sample",), ("low-run",))[: 2 if "run" in left else 3]
         return _turned((*curves, *left), groups, turn, low=7)
     names = (*curves, "device", "credits", "run", "contributions", "sample")
@@ -82,9 +82,9 @@ def arrange(width: int, height: int, turn: int) -> Arrangement:
 def _turned(
     top: tuple[str, ...], groups: tuple[tuple[str, ...], ...], turn: int, *, low: int | None
 ) -> Arrangement:
-    """Return the fixed cards and the group whose turn it is.
+    """Return the cards of `top` and the group whose turn it is.
 
-    A sample takes the room of the curves too: four rows hold no picture, and only one line of text.
+    A sample replaces the curves too, because four rows hold no picture and one line of text.
     """
     group = groups[turn % len(groups)]
     if group == ("sample",):
@@ -182,7 +182,7 @@ class Dashboard(Page):
 
     def action_model(self) -> None:
         view = self.volunteer.view
-        run_keys.meet_model(self.volunteer, view.info(view.run()))
+        run_keys.open_model(self.volunteer, view.info(view.run()))
 
     async def action_web(self) -> None:
         await run_keys.show_page(self.volunteer, self.volunteer.view.run())

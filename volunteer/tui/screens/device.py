@@ -20,21 +20,21 @@ from shared.text import printable
 from volunteer.control import commands
 from volunteer.control.control import Control
 from volunteer.control.status import GAMES
-from volunteer.i18n.catalogue import N_, _, ngettext, number, translated
+from volunteer.i18n.catalogue import N_, _, ngettext, number
 from volunteer.i18n.formats import duration_words, size
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
-from volunteer.tui.run_estimate import estimate, part_words
+from volunteer.tui.run_estimate import estimate, game_part_words
 from volunteer.tui.screens.copy_text import CopyText, for_others
-from volunteer.tui.text import Line, ago, count, fit, flops, left, wrap
+from volunteer.tui.text import Line, ago, fit, flops, left, paragraph, short_number
 from volunteer.tui.widgets.benchmark_progress import progress_lines
-from volunteer.tui.widgets.device_readings import Readings, device_state, live_lines
+from volunteer.tui.widgets.device_readings import Readings, device_state, live_lines, unusable_lines
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 NAME_CELLS = 11
-LOOK_S = 1.5  # time between two sensor readings while this page is visible
-DUTY_MIN = 5
+READ_S = 1.5  # time between two sensor readings while this page is visible
+DUTY_MIN = 5  # per cent
 COLUMNS = (
     Column(title=N_("device"), cells=8),
     Column(title=N_("name"), least=56),
@@ -125,8 +125,8 @@ class DevicePage(QueryPage):
     def __init__(self) -> None:
         super().__init__()
         self._readings = Readings()
-        self._looked_at = float("-inf")
-        self._wanted_duty: dict[str, int] = {}  # set here, not yet read back
+        self._read_at = float("-inf")
+        self._wanted_duty: dict[str, int] = {}  # set here, not in the settings yet
 
     def body(self) -> ComposeResult:
         with Vertical():
@@ -138,7 +138,7 @@ class DevicePage(QueryPage):
                         self._measured, title=self._measured_title, id="measured", classes="card"
                     )
                 yield FunctionPanel(
-                    self._given, title=N_("Tasks for this device"), id="given", classes="card"
+                    self._task_lines, title=N_("Tasks for this device"), id="given", classes="card"
                 )
 
     def queries(self) -> dict[str, PageQuery]:
@@ -150,24 +150,24 @@ class DevicePage(QueryPage):
             queries["workers"] = lambda control: control.query(endpoints.WORKERS, run=run)
         return queries
 
-    def shown(self, scene: Scene) -> None:
+    def update_from(self, scene: Scene) -> None:
         """Request fresh sensor readings while this page is visible."""
-        super().shown(scene)
+        super().update_from(scene)
         self.set_class(scene.view.benchmark is not None, "-measuring")
         self._readings.take(scene.view.sensors)
         control = self.volunteer.control
         if control is None or scene.view.ended is not None:
             return
-        if not 0 <= scene.now - self._looked_at < LOOK_S:
-            self._looked_at = scene.now
-            self.run_worker(self._look(control), group="look", exclusive=True)
+        if not 0 <= scene.now - self._read_at < READ_S:
+            self._read_at = scene.now
+            self.run_worker(self._read_sensors(control), group="look", exclusive=True)
 
-    async def _look(self, control: Control) -> None:
+    async def _read_sensors(self, control: Control) -> None:
         with contextlib.suppress(VolunteerError):  # not joined yet
             await control.do(commands.LookAtDevices())
 
     def _setting(self, name: str) -> Any:
-        rows: Sequence[SettingRow] = self.answer("settings").value or ()
+        rows: Sequence[SettingRow] = self.reply("settings").value or ()
         return next((row.value for row in rows if row.name == name), None)
 
     def _duty(self, device: str) -> int | None:
@@ -209,7 +209,7 @@ class DevicePage(QueryPage):
         device = self._device()
         if device is None:
             return []
-        workers: QueryReply[Sequence[WorkerInfo]] = self.answer("workers")
+        workers: QueryReply[Sequence[WorkerInfo]] = self.reply("workers")
         return benchmark_lines(device, workers.value or (), scene, width)[:height]
 
     def _now_title(self, scene: Scene) -> tuple[str, str]:
@@ -223,8 +223,8 @@ class DevicePage(QueryPage):
         loads, duty = self._readings.load(device.id), self._duty(device.id)
         return live_lines(device, scene, width, loads, duty)[:height]
 
-    def _given(self, scene: Scene, width: int, height: int) -> list[Line]:
-        return given_lines(self._device(), scene, width, height, self._roles())
+    def _task_lines(self, scene: Scene, width: int, height: int) -> list[Line]:
+        return task_lines(self._device(), scene, width, height, self._roles())
 
     def _roles(self) -> tuple[str, ...]:
         """Return the roles of the device under the cursor."""
@@ -287,7 +287,7 @@ class DevicePage(QueryPage):
             self.volunteer.tell(error.message, "error")
         self.query_now({"settings": lambda control: control.do(commands.GetSettings())})
 
-    def answered(self, name: str) -> None:
+    def reply_arrived(self, name: str) -> None:
         """Drop the wanted shares once the settings contain them all."""
         setting = self._setting("device_duty") or {}
         if name == "settings" and self._wanted_duty.items() <= setting.items():
@@ -342,14 +342,11 @@ def benchmark_lines(
     """Return the figures of a device, their age, and the comparison with other machines."""
     glyphs, room = scene.glyphs, cells - NAME_CELLS
     if not device.usable:
-        sentence = translated(scene.view.status.problem(device)) or _(
-            "torch cannot use this device"
-        )
-        return [((text, "bad"),) for text in wrap(sentence, cells, 8)]
+        return unusable_lines(device, scene, cells)
     speed = next((b for b in scene.view.status.benchmarks if b.device == device.id), None)
     if speed is None:
         sentence = _("not measured: b measures it (a few seconds; b again stops)")
-        return [((text, "dim"),) for text in wrap(sentence, cells, 3)]
+        return paragraph(sentence, cells, 3, "dim")
     status = scene.view.status
     products = " " + _("in matrix products") if room > 36 else ""
     lines = [
@@ -385,45 +382,45 @@ def _compared(
     return [_fact(_("others"), sentence, room)]
 
 
-def given_lines(
+def task_lines(
     device: Device | None, scene: Scene, cells: int, height: int, roles: Sequence[str] = ()
 ) -> list[Line]:
-    """Return, for each running run, the time of a step and a task on a device, and the credits."""
+    """Return the time of a step and a task on a device, and the pay, for each running run."""
     infos = [info for info in scene.view.status.runs if info.state == "running"]
     if device is None or not infos:
         sentence = _("with the first run, the time of a task here and its credits appear")
-        return [((text, "dim"),) for text in wrap(sentence, cells, height)]
+        return paragraph(sentence, cells, height, "dim")
     lines: list[Line] = []
     for info in infos:
-        lines += _given(info, device, scene, cells)
-        sentence = part_words(scene.view.status, info.name, device.id, roles)
-        lines += [*(((text, "text"),) for text in wrap(sentence, cells, 4)), ()]
+        lines += _run_lines(info, device, scene, cells)
+        sentence = game_part_words(scene.view.status, info.name, device.id, roles)
+        lines += [*paragraph(sentence, cells, 4), ()]
     return lines[:height]
 
 
-def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line]:
-    able = estimate(info, scene.view.status, (info.workload,), device.id)
+def _run_lines(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line]:
+    run_estimate = estimate(info, scene.view.status, (info.workload,), device.id)
     lines: list[Line] = [((printable(info.name, cells), "title"),)]
-    if not able.fits or able.step_s is None:
-        return [*lines, *(((text, "text"),) for text in wrap(able.sentence, cells, 2))]
+    if not run_estimate.fits or run_estimate.step_s is None:
+        return [*lines, *paragraph(run_estimate.sentence, cells, 2)]
     task = scene.view.task(device.id)
-    sentence = _("A step of this run takes {time} here.", time=duration_words(able.step_s))
+    sentence = _("A step of this run takes {time} here.", time=duration_words(run_estimate.step_s))
     if task is not None and task.run == info.name and task.kind not in GAMES:
-        whole = duration_words(able.step_s * task.steps)
+        whole = duration_words(run_estimate.step_s * task.steps)
         sentence += " " + ngettext(
             "The task in hand has {n} step, about {time}.",
             "The task in hand has {n} steps, about {time}.",
             task.steps,
             time=whole,
         )
-    if able.credits_per_hour is not None:
+    if run_estimate.credits_per_hour is not None:
         sentence += " " + _(
             "It earns about {credits} credits an hour ({basis}).",
-            credits=count(able.credits_per_hour),
-            basis=able.basis,
+            credits=short_number(run_estimate.credits_per_hour),
+            basis=run_estimate.basis,
         )
     sentence += " " + memory_words(info, device, scene)
-    return [*lines, *(((text, "text"),) for text in wrap(sentence, cells, 6))]
+    return [*lines, *paragraph(sentence, cells, 6)]
 
 
 def memory_words(info: RunInfo, device: Device, scene: Scene) -> str:

@@ -23,7 +23,7 @@ from volunteer.machine import memory_limit, sandbox
 from volunteer.machine.devices import hardware
 from volunteer.tui import keys
 from volunteer.tui.page import SEARCH, Page
-from volunteer.tui.text import Line, wrap
+from volunteer.tui.text import Line, paragraph
 from volunteer.tui.view import LogEntry
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
@@ -101,10 +101,10 @@ class LogPage(Page):
     def __init__(self) -> None:
         super().__init__()
         self._rows: tuple[Row, ...] = ()
-        self._made_of: tuple[int, str, str, str] = (-1, "", "", "")
+        self._rows_of: tuple[int, str, str, str] = (-1, "", "", "")
 
     def body(self) -> ComposeResult:
-        yield ChoiceRow(self.CHOICES, lambda: self.picked, id="span")
+        yield ChoiceRow(self.CHOICES, lambda: self.active_choice, id="span")
         yield Finder(id="finder")
         yield Tail(COLUMNS, self._filling, id="entries")
         yield FunctionPanel(self._entry, title=N_("In full"), id="entry", classes="card")
@@ -112,10 +112,10 @@ class LogPage(Page):
     def _filling(self, scene: Scene) -> Filling:
         entries = scene.view.entries
         newest = entries[-1].id if entries else 0
-        made_of = (newest, self.picked, self.needle, scene.glyphs.dot)
-        if made_of != self._made_of:
-            self._rows = entry_rows(entries, scene, self.picked, self.needle)
-            self._made_of = made_of
+        rows_of = (newest, self.active_choice, self.needle, scene.glyphs.dot)
+        if rows_of != self._rows_of:
+            self._rows = entry_rows(entries, scene, self.active_choice, self.needle)
+            self._rows_of = rows_of
         following = self.query_one("#entries", Tail).following
         suffix = _('with "{needle}"', needle=self.needle) if self.needle else ""
         return Filling(
@@ -133,7 +133,7 @@ class LogPage(Page):
         key = self.query_one("#entries", Listing).key
         entry = next((e for e in scene.view.entries if str(e.id) == key), None)
         sentence = words(entry.event) if entry is not None else None
-        return [((text, "text"),) for text in wrap(sentence or "", width, height)]
+        return paragraph(sentence or "", width, height)
 
     def action_follow(self) -> None:
         tail = self.query_one("#entries", Tail)
@@ -152,7 +152,7 @@ class LogPage(Page):
         try:
             rows = await control.do(commands.GetSettings()) if control is not None else ()
         except VolunteerError:
-            pass  # diagnostics help without settings too
+            pass  # diagnostics without settings help too
         try:
             version = importlib.metadata.version("volunteer")
         except importlib.metadata.PackageNotFoundError:
@@ -208,7 +208,7 @@ def level_of(event: AnyEvent) -> Level:
 def entry_rows(
     entries: Sequence[LogEntry], scene: Scene, level: str, needle: str
 ) -> tuple[Row, ...]:
-    """Return the rows that pass level and search text, oldest first."""
+    """Return the rows of at least `level` whose sentence contains `needle`, oldest first."""
     rows = []
     pattern = needle.casefold()
     for entry in entries:

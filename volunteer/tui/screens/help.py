@@ -54,7 +54,7 @@ def help_lines(
     lines: list[Line] = []
     if actions:
         lines += _section(_("This page"), [_command(c) for c in actions], cells)
-    common = [c for c in keys.COMMANDS if not (first and c.action in keys.LATER)]
+    common = [c for c in keys.COMMANDS if not (first and c.action in keys.HIDDEN_AT_FIRST_START)]
     lines += _section(_("Everywhere"), [_command(c) for c in common], cells)
     if not first:
         pages = [(p.key, "key", _(p.title), _(p.help)) for p in keys.PAGES]
@@ -68,7 +68,7 @@ def help_lines(
 
 
 def _command(command: keys.KeyCommand) -> tuple[str, str, str, str]:
-    return keys.shown(command.key), "key", _(command.short), _(command.help)
+    return keys.key_name(command.key), "key", _(command.short), _(command.help)
 
 
 def _section(title: str, rows: Sequence[tuple[str, str, str, str]], cells: int) -> list[Line]:
@@ -92,11 +92,11 @@ class HelpText(Panel):
 
     def __init__(self, actions: Sequence[keys.KeyCommand], *, first: bool) -> None:
         super().__init__(id="help-text")
-        self._own = actions
+        self._page_keys = actions
         self._first = first
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        return help_lines(self._own, scene, width, first=self._first)
+        return help_lines(self._page_keys, scene, width, first=self._first)
 
     def fit_height(self, width: int) -> None:
         self.styles.height = len(self.lines(self.scene, width, 0))
@@ -116,14 +116,14 @@ class Help(ModalScreen[None]):
     ) -> None:
         super().__init__()
         self._scene = scene
-        self._own = actions
+        self._page_keys = actions
         self._first = first
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help", classes="card dialog") as box:
             box.border_title = _("Help")
             box.border_subtitle = _("esc closes")
-            yield HelpText(self._own, first=self._first)
+            yield HelpText(self._page_keys, first=self._first)
 
     def on_mount(self) -> None:
         self.query_one(HelpText).scene = self._scene

@@ -1,4 +1,4 @@
-"""Contributions page: submissions with verdicts, reasons and pay, and the account's totals."""
+"""Credits page: contributions with verdicts, reasons and pay, and the account's totals."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from volunteer.i18n.formats import credit
 from volunteer.tui import keys
 from volunteer.tui.page import SEARCH
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
-from volunteer.tui.text import Line, clock_time, fit, left, percent, when, wrap
+from volunteer.tui.text import Line, clock_time, fit, left, paragraph, percent, when, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.recent_work import VERDICTS, outcome, reason_of
 from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
-PAGES_MAX = 40
-RECENT_S = 14 * DAY_S  # span of ledger rows, for the pay of the newest contributions
+PAGES_MAX = 40  # pages of older contributions
+RECENT_S = 14 * DAY_S  # age of the oldest ledger rows, which show the pay of contributions
 NAME_CELLS = 9
-# Stages of a contribution, as they are drawn.
-STEPS = {
+# Reached stage of a contribution by its state: 1 pending, 2 checked, 3 paid; 0 for not paid.
+STAGES = {
     "received": 1,
     "checking": 1,
     "accepted": 2,
@@ -54,7 +54,7 @@ COLUMNS = (
 
 
 # Verdicts, newest first, and the cursor of the older ones.
-Page = tuple[tuple[Verdict, ...], str]
+VerdictPage = tuple[tuple[Verdict, ...], str]
 
 
 class History(QueryPage):
@@ -106,7 +106,7 @@ class History(QueryPage):
     def body(self) -> ComposeResult:
         with Horizontal(id="columns"):
             with Vertical(id="list"):
-                yield ChoiceRow(self.CHOICES, lambda: self.picked, id="span")
+                yield ChoiceRow(self.CHOICES, lambda: self.active_choice, id="span")
                 yield Finder(id="finder")
                 yield Listing(COLUMNS, self._filling, id="work")
             with Vertical(id="side"):
@@ -118,23 +118,23 @@ class History(QueryPage):
     def queries(self) -> dict[str, PageQuery]:
         return {
             "history": lambda control: control.page(endpoints.CONTRIBUTIONS),
-            "ledger": self._recent,
+            "ledger": self._recent_ledger,
         }
 
-    async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
+    async def _recent_ledger(self, control: Control) -> tuple[LedgerRow, ...]:
         """Return the ledger rows of the last two weeks; only new ones are queried."""
-        older: Sequence[LedgerRow] = self.answer("ledger").value or ()
+        older: Sequence[LedgerRow] = self.reply("ledger").value or ()
         return await ledger(control, self.volunteer.clock.now() - RECENT_S, older)
 
     # The rows.
 
     def verdicts(self) -> tuple[Verdict, ...]:
         """Return the newest known verdict of each contribution, newest contribution first."""
-        answer: QueryReply[Page] = self.answer("history")
+        reply: QueryReply[VerdictPage] = self.reply("history")
         newest: dict[int, Verdict] = {}
         for verdict in (
             *reversed(self.volunteer.view.status.verdicts),
-            *(answer.value[0] if answer.value else ()),
+            *(reply.value[0] if reply.value else ()),
             *self._older,
         ):
             earlier = newest.get(verdict.contribution)
@@ -144,26 +144,26 @@ class History(QueryPage):
 
     def paid(self) -> frozenset[int]:
         """Return the contributions with earned credits in the ledger."""
-        rows: Sequence[LedgerRow] = self.answer("ledger").value or ()
+        rows: Sequence[LedgerRow] = self.reply("ledger").value or ()
         return frozenset(row.contribution or -1 for row in rows if row.kind == "earned")
 
     def _filling(self, scene: Scene) -> Filling:
-        answer: QueryReply[Page] = self.answer("history")
+        reply: QueryReply[VerdictPage] = self.reply("history")
         verdicts = self.verdicts()
         paid = self.paid()
-        matching = [v for v in verdicts if chosen_by(v, self.picked, self.needle, paid)]
-        old = not scene.view.status.online or answer.old(scene)
+        matching = [v for v in verdicts if passes(v, self.active_choice, self.needle, paid)]
+        old = not scene.view.status.online or reply.old(scene)
         count = (
             _("{chosen} of {known}", chosen=len(matching), known=len(verdicts))
             if len(matching) != len(verdicts)
             else ""
         )
-        note = " ".join(part for part in (count, answer.note(scene)) if part)
+        note = " ".join(part for part in (count, reply.note(scene)) if part)
         return Filling(
             rows=tuple(verdict_row(v, scene, paid, old=old) for v in matching),
             empty=_("nothing of this kind; w shows others, / searches for another text")
             if verdicts
-            else answer.instead(
+            else reply.empty_sentence(
                 _(
                     "your contributions appear here with their verdicts and reasons, from the "
                     "first task on"
@@ -178,15 +178,15 @@ class History(QueryPage):
     # Older rows.
 
     @on(Listing.Ended)
-    def _more(self) -> None:
-        if self._cursor and self._pages < PAGES_MAX and not self.answer("older").asking:
+    def _query_older(self) -> None:
+        if self._cursor and self._pages < PAGES_MAX and not self.reply("older").pending:
             cursor = self._cursor
             self.query_now(
                 {"older": lambda control: control.page(endpoints.CONTRIBUTIONS, cursor=cursor)}
             )
 
-    def answered(self, name: str) -> None:
-        page: Page | None = self.answer(name).value
+    def reply_arrived(self, name: str) -> None:
+        page: VerdictPage | None = self.reply(name).value
         if name == "older" and page is not None:
             self._pages += 1
             self._older += page[0]
@@ -211,21 +211,21 @@ class History(QueryPage):
         verdict = self._chosen()
         if verdict is None:
             return []
-        rows: Sequence[LedgerRow] = self.answer("ledger").value or ()
+        rows: Sequence[LedgerRow] = self.reply("ledger").value or ()
         return detail_lines(verdict, rows, scene, width, height)
 
     def _totals(self, scene: Scene, width: int, height: int) -> list[Line]:
         return aged(total_lines(scene, width, height), scene)
 
 
-def chosen_by(verdict: Verdict, kind: str, needle: str, paid: Collection[int] = ()) -> bool:
+def passes(verdict: Verdict, kind: str, needle: str, paid: Collection[int] = ()) -> bool:
     """Return True if a contribution passes the filter and the search text."""
     state = outcome(verdict, paid)
     in_kind = {
         "all": True,
         "open": state in ("received", "checking", "accepted"),
-        "paid": STEPS[state] == 3,
-        "rejected": STEPS[state] == 0,
+        "paid": STAGES[state] == 3,
+        "rejected": STAGES[state] == 0,
     }[kind]
     reasons = f"{verdict.reason} {verdict.message} {reason_of(verdict)}"
     text = f"{verdict.run} {verdict.task} {verdict.state} {reasons}"
@@ -247,19 +247,19 @@ def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: b
             ((printable(verdict.run, 64), "text"),),
             ((str(verdict.task), "dim"),),
             ((f"{getattr(scene.glyphs, sign)} {_(word)}", role),),
-            ((pay, "value" if STEPS[state] == 3 else "dim"),),
+            ((pay, "value" if STAGES[state] == 3 else "dim"),),
             ((printable(why, 200), "text"),),
         ),
         dim=old,
     )
 
 
-def way(state: str, scene: Scene) -> Line:
-    """Return the line "pending, checked, paid", bright up to the state, or "pending, not paid"."""
+def stages_line(state: str, scene: Scene) -> Line:
+    """Return the stages "pending, checked, paid", bright up to `state`; or "pending, not paid"."""
     glyphs = scene.glyphs
-    if not STEPS[state]:
+    if not STAGES[state]:
         return ((_("pending") + " ", "dim"), (f"{glyphs.right} ", "faint"), (_("not paid"), "bad"))
-    progress = STEPS[state]
+    progress = STAGES[state]
     spans: list[tuple[str, str]] = []
     for place, word in enumerate((_("pending"), _("checked"), _("paid")), start=1):
         if place > 1:
@@ -281,7 +281,7 @@ def detail_lines(
         lines.append(_fact(_("check"), printable(verdict.reason, 60)))
     why = reason_of(verdict, paid=state == "paid")
     lines += [((text, "text"),) for text in wrap(why, cells, 5) if why]
-    lines.append(way(state, scene))
+    lines.append(stages_line(state, scene))
     lines.append(
         _fact(
             _("number"),
@@ -305,7 +305,7 @@ def total_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     me = scene.view.status.me
     if me is None:
         sentence = _("credits appear here when your first contribution has been checked")
-        return [((text, "dim"),) for text in wrap(sentence, cells, height)]
+        return paragraph(sentence, cells, height, "dim")
     lines: list[Line] = [
         _fact(_("balance"), credit(me.balance_micro), "value"),
         _fact(_("pending"), credit(me.pending_micro), "warn" if me.pending_micro else "text"),

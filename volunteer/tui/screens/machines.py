@@ -94,29 +94,29 @@ class MachinesPage(QueryPage):
         return {"me": lambda control: control.query(endpoints.ME)}
 
     def _machines(self) -> tuple[WorkerInfo, ...]:
-        me: Me | None = self.answer("me").value
+        me: Me | None = self.reply("me").value
         return tuple(worker for worker in me.workers if worker.state != "left") if me else ()
 
     def _filling(self, scene: Scene) -> Filling:
-        answer: QueryReply[Me] = self.answer("me")
+        reply: QueryReply[Me] = self.reply("me")
         workers = self._machines()  # in the order in which they joined
         names = Counter(worker.hostname for worker in workers)
         working = sum(worker.state == "training" for worker in workers)
-        waiting = answer.asking and answer.value is None
+        waiting = reply.pending and reply.value is None
         return Filling(
             rows=tuple(
                 machine_row(
                     worker,
                     scene,
-                    old=answer.old(scene),
+                    old=reply.old(scene),
                     alike=names[worker.hostname] > 1,
                     order=self._orders.get(worker.worker_id, ""),
                 )
                 for worker in workers
             ),
-            empty=answer.error or (_("asking the coordinator") if waiting else ""),
+            empty=reply.error or (_("asking the coordinator") if waiting else ""),
             title=ngettext("{n} machine", "{n} machines", len(workers)),
-            subtitle=answer.note(scene) or _("{n} training", n=working),
+            subtitle=reply.note(scene) or _("{n} training", n=working),
         )
 
     def action_order(self, order: Literal["pause", "resume", "finish"]) -> None:
@@ -134,7 +134,7 @@ class MachinesPage(QueryPage):
         def done() -> None:
             self._orders[machine.worker_id] = order
             self.volunteer.tell(sentence)
-            self.again()
+            self.query_again()
 
         self.volunteer.command(
             control.do(commands.OrderMachine(worker_id=machine.worker_id, order=order)), done
@@ -152,7 +152,9 @@ ORDERS = {
 def machine_row(
     machine: WorkerInfo, scene: Scene, *, old: bool, alike: bool = False, order: str = ""
 ) -> Row:
-    """Return a machine as a row of the table; one that is named `alike` shows its id, too."""
+    """Return a machine as a row of the table, with its id if another is named `alike`. An `order`
+    is shown in place of the state until the machine obeys.
+    """
     state, role = _(STATES[machine.state]), ROLES.get(machine.state, "dim")
     if order and machine.state not in (*ORDERS[order][0], "offline"):
         state, role = _(ORDERS[order][1]), "info"

@@ -16,7 +16,7 @@ from volunteer.i18n.formats import credit, ordinal
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
 from volunteer.tui.run_estimate import time_to
-from volunteer.tui.text import Line, bar, count, fit, shown_name
+from volunteer.tui.text import Line, bar, fit, short_number, shown_name
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
@@ -66,12 +66,12 @@ class LeaderboardPage(QueryPage):
     """
 
     def body(self) -> ComposeResult:
-        yield ChoiceRow(self.CHOICES, lambda: self.picked, id="span")
+        yield ChoiceRow(self.CHOICES, lambda: self.active_choice, id="span")
         yield Listing(COLUMNS, self._filling, id="ranks")
         yield FunctionPanel(self._place, id="place")
 
     def queries(self) -> dict[str, PageQuery]:
-        days = int(self.picked)
+        days = int(self.active_choice)
         return {f"ranks {days}": lambda control: control.query(endpoints.LEADERBOARD, days=days)}
 
     def action_hide(self) -> None:
@@ -92,20 +92,20 @@ class LeaderboardPage(QueryPage):
         )
 
     def _ranks(self) -> QueryReply[Sequence[LeaderRow]]:
-        return self.answer(f"ranks {self.picked}")
+        return self.reply(f"ranks {self.active_choice}")
 
     def _filling(self, scene: Scene) -> Filling:
-        answer = self._ranks()
+        reply = self._ranks()
         return Filling(
-            rows=leader_rows(answer.value or (), scene, old=answer.old(scene)),
-            empty=answer.instead(
+            rows=leader_rows(reply.value or (), scene, old=reply.old(scene)),
+            empty=reply.empty_sentence(
                 _(
                     "no credits were earned in this time; the first accepted contribution opens "
                     "the list"
                 )
             ),
             title=_("Ranks"),
-            subtitle=answer.note(scene),
+            subtitle=reply.note(scene),
         )
 
     def _place(self, scene: Scene, width: int, height: int) -> list[Line]:
@@ -130,7 +130,7 @@ def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tup
                     ((label, role),),
                     ((credit(row.earned_micro), "value" if row.me else "text"),),
                     bar(row.earned_micro / top if top else 0.0, BAR_CELLS, scene.glyphs),
-                    ((count(row.accepted), "text"),),
+                    ((short_number(row.accepted), "text"),),
                     ((duration(row.device_s), "dim"),),
                     ((str(row.workers), "dim"),),
                 ),

@@ -54,25 +54,25 @@ def show_samples(app: VolunteerApp, run: str) -> None:
         app.push_screen(SamplesPage(run))
 
 
-def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
-    """Run `volunteer chat` or `play` in the terminal, or name the command that draws a picture."""
+def open_model(app: VolunteerApp, info: RunInfo | None) -> None:
+    """Run `volunteer chat` or `play` in the terminal; say why not if the model does neither."""
     if info is None or app.control is None:
         return
     command = command_for(info)
     if not command:
         app.tell(translated(refusal(info.output, "ask", info.name) or ""))
         return
-    app.run_worker(_lend(app, command, info.name), group="lend", exclusive=True)
+    app.run_worker(_run_in_terminal(app, command, info.name), group="lend", exclusive=True)
 
 
 def command_for(info: RunInfo) -> str:
-    """Return the command that meets the model of a run in the terminal; "" for a model that
-    draws, or answers nobody.
+    """Return the command that uses the model of a run in the terminal; "" for a model that draws
+    pictures or has no output.
     """
     return {"text": "chat", "moves": "play", "image": "", "none": ""}[info.output]
 
 
-async def _lend(app: VolunteerApp, word: str, run: str) -> None:
+async def _run_in_terminal(app: VolunteerApp, word: str, run: str) -> None:
     """Run a command about a run in this terminal until it ends, in a process of its own, because a
     second thread with torch would slow the training down.
     """
@@ -86,18 +86,20 @@ async def _lend(app: VolunteerApp, word: str, run: str) -> None:
         run,
         *(["--profile", profile] if profile else []),
     ]
-    named = f"volunteer {word} {run}"
+    typed_command = f"volunteer {word} {run}"
     try:
         with app.batch_update(), app.suspend():  # the app draws nothing meanwhile
-            code = await _ended(command)
+            code = await _exit_code(command)
     except SuspendNotSupported:
-        app.tell(_("type this in another terminal: {command}", command=named), "warning")
+        app.tell(_("type this in another terminal: {command}", command=typed_command), "warning")
         return
     if code:
-        app.tell(_("this ended with an error: `{command}` shows it", command=named), "error")
+        app.tell(
+            _("this ended with an error: `{command}` shows it", command=typed_command), "error"
+        )
 
 
-async def _ended(command: list[str]) -> int:
+async def _exit_code(command: list[str]) -> int:
     """Run a program that takes over the terminal; return its exit code, 1 if it cannot start."""
     try:
         child = await asyncio.create_subprocess_exec(*command)
@@ -118,7 +120,7 @@ async def show_page(app: VolunteerApp, run: str) -> None:
         return
     page = f"{coordinator.rstrip('/')}/runs/{quote(run, safe='')}"
     if await (app.opener or in_browser)(page):
-        app.tell(_("opening {page} in the browser", page=page) + _shown(app))
+        app.tell(_("opening {page} in the browser", page=page) + _public_remark(app))
         return
     from volunteer.tui.screens.copy_text import CopyText
 
@@ -127,9 +129,9 @@ async def show_page(app: VolunteerApp, run: str) -> None:
     )
 
 
-def _shown(app: VolunteerApp) -> str:
-    """Return the remark that the page shows the owner's nickname, and how to hide it; "" if it does
-    not.
+def _public_remark(app: VolunteerApp) -> str:
+    """Return the remark that the page shows the owner's nickname, and how to hide it; "" if the
+    nickname is hidden.
     """
     me = app.latest.status.me
     if me is None or not me.public:

@@ -26,9 +26,9 @@ from volunteer.tui.run_estimate import STATES, STATES_SHORT, RunEstimate, estima
 from volunteer.tui.screens import run_keys
 from volunteer.tui.screens.copy_text import CopyText, for_others
 from volunteer.tui.status_line import next_merge
-from volunteer.tui.text import Glyphs, Line, bar, count, left, percent, wrap
+from volunteer.tui.text import Glyphs, Line, bar, left, paragraph, percent, short_number, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
-from volunteer.tui.widgets.plot import Chart, Charted, Series, rising
+from volunteer.tui.widgets.plot import Chart, FunctionPlot, Series, as_drawn
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 NAME_CELLS = 10
@@ -105,7 +105,7 @@ class RunsPage(QueryPage):
         with Horizontal(id="columns"):
             with Vertical(id="all"):
                 yield Listing(COLUMNS, self._filling, id="list")
-                yield Charted(self._chart, self._chart_title, id="curve", classes="card curve")
+                yield FunctionPlot(self._chart, self._chart_title, id="curve", classes="card curve")
             with Vertical(id="about"):
                 yield FunctionPanel(self._detail, title=self._title, id="detail", classes="card")
 
@@ -123,12 +123,12 @@ class RunsPage(QueryPage):
 
     def infos(self) -> tuple[RunInfo, ...]:
         """Return the runs of the newest reply, or of the status if the reply has no run."""
-        answer: QueryReply[tuple[RunInfo, ...]] = self.answer("runs")
-        return answer.value or self.volunteer.view.status.runs
+        reply: QueryReply[tuple[RunInfo, ...]] = self.reply("runs")
+        return reply.value or self.volunteer.view.status.runs
 
     def _setting(self, name: str) -> tuple[str, ...]:
-        answer: QueryReply[Sequence[SettingRow]] = self.answer("settings")
-        value = next((row.value for row in answer.value or () if row.name == name), ())
+        reply: QueryReply[Sequence[SettingRow]] = self.reply("settings")
+        value = next((row.value for row in reply.value or () if row.name == name), ())
         return tuple(value)
 
     def chosen(self) -> tuple[str, ...]:
@@ -149,16 +149,16 @@ class RunsPage(QueryPage):
 
     def _filling(self, scene: Scene) -> Filling:
         infos, helped_runs = self.infos(), self.chosen()
-        answer = self.answer("runs")
+        reply = self.reply("runs")
         old = not scene.view.status.online
-        subtitle = answer.note(scene) or (_("as last reported") if old and infos else "")
+        subtitle = reply.note(scene) or (_("as last reported") if old and infos else "")
         helping = _("helping: {runs}", runs=", ".join(helped_runs) or _("any run"))
         return Filling(
             rows=tuple(
                 run_row(info, self.estimate(info), scene, helped=helped(info, helped_runs), old=old)
                 for info in infos
             ),
-            empty=answer.instead(
+            empty=reply.empty_sentence(
                 _("this coordinator has no run yet: its organiser starts one, and it appears here")
             ),
             title=_("Runs"),
@@ -173,7 +173,7 @@ class RunsPage(QueryPage):
         info = self._under_cursor()
         if info is None:
             sentence = _("what a run trains, its licence and its data appear here")
-            return [((text, "dim"),) for text in wrap(sentence, width, height)]
+            return paragraph(sentence, width, height, "dim")
         lines = run_detail(info, self.estimate(info), scene, self.chosen(), width)
         return aged(lines[:height], scene)
 
@@ -183,7 +183,9 @@ class RunsPage(QueryPage):
             return _("Loss"), ""
         count_of_mine = len(self._mine(scene, info.name))
         marks = (
-            f"{scene.glyphs.mark} {_('mine {n}', n=count(count_of_mine))}" if count_of_mine else ""
+            f"{scene.glyphs.mark} {_('mine {n}', n=short_number(count_of_mine))}"
+            if count_of_mine
+            else ""
         )
         return _(
             "{measure} of {name} {loss}",
@@ -195,17 +197,19 @@ class RunsPage(QueryPage):
     def _chart(self, scene: Scene) -> Chart:
         info = self._under_cursor()
         name = info.name if info else ""
-        answer: QueryReply[Sequence[LossPoint]] = self.answer(f"loss {name}")
+        reply: QueryReply[Sequence[LossPoint]] = self.reply(f"loss {name}")
         model = scene.view.models.get(name)
-        points = [(float(p.version), p.loss) for p in answer.value or ()]
+        points = [(float(p.version), p.loss) for p in reply.value or ()]
         if model is not None and len(model.points) > len(points):
             points = list(model.points)
         return Chart(
-            series=(Series(points=rising(points, info.measure if info else "loss"), role="model"),),
+            series=(
+                Series(points=as_drawn(points, info.measure if info else "loss"), role="model"),
+            ),
             marks=tuple(float(version) for version in sorted(self._mine(scene, name))),
             x_name=_("version"),
             empty=_("asking the coordinator")
-            if answer.asking
+            if reply.pending
             else _("the measure of each version appears here"),
         )
 
@@ -217,7 +221,7 @@ class RunsPage(QueryPage):
     @on(Listing.Moved)
     def _moved(self) -> None:
         self.query_one("#detail", FunctionPanel).draw()
-        self.query_one("#curve", Charted).draw()
+        self.query_one("#curve", FunctionPlot).draw()
 
     # Actions.
 
@@ -236,13 +240,13 @@ class RunsPage(QueryPage):
             )
             self._choose(left_over, sentence)
             return
-        able = self.estimate(info)
-        if not able.fits:
+        run_estimate = self.estimate(info)
+        if not run_estimate.fits:
             self.volunteer.tell(
                 _(
                     "this machine cannot help {name} now: {sentence}",
                     name=info.name,
-                    sentence=able.sentence,
+                    sentence=run_estimate.sentence,
                 ),
                 "warning",
             )
@@ -257,12 +261,12 @@ class RunsPage(QueryPage):
     def _choose(self, runs: tuple[str, ...], sentence: str) -> None:
         control = self.volunteer.control
         if control is not None:
-            self._do(control.do(commands.ChooseRuns(runs=runs)), sentence)
+            self._run_command(control.do(commands.ChooseRuns(runs=runs)), sentence)
 
-    def _do(self, work: Coroutine[Any, Any, Any], sentence: str) -> None:
+    def _run_command(self, work: Coroutine[Any, Any, Any], sentence: str) -> None:
         def done() -> None:
             self.volunteer.tell(sentence)
-            self.again()
+            self.query_again()
 
         self.volunteer.command(work, done)
 
@@ -272,7 +276,7 @@ class RunsPage(QueryPage):
     def action_licence(self) -> None:
         info, control = self._under_cursor(), self.volunteer.control
         if info is not None and control is not None:
-            self._do(
+            self._run_command(
                 control.do(commands.Consent(run=info.name)),
                 _("you accepted {licence} for {name}", licence=info.licence, name=info.name),
             )
@@ -284,7 +288,7 @@ class RunsPage(QueryPage):
         run_keys.show_samples(self.volunteer, self._named())
 
     def action_model(self) -> None:
-        run_keys.meet_model(self.volunteer, self._under_cursor())
+        run_keys.open_model(self.volunteer, self._under_cursor())
 
     async def action_web(self) -> None:
         await run_keys.show_page(self.volunteer, self._named())
@@ -307,15 +311,17 @@ def helped(info: RunInfo, run_names: Sequence[str]) -> bool:
     return not run_names or info.name in run_names
 
 
-def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old: bool) -> Row:
+def run_row(
+    info: RunInfo, run_estimate: RunEstimate, scene: Scene, *, helped: bool, old: bool
+) -> Row:
     """Return a run as a row of the table."""
     glyphs = scene.glyphs
-    if helped and able.fits:
+    if helped and run_estimate.fits:
         sign = (glyphs.on, "good")
     else:
         sign = (
             (glyphs.cross, "bad")
-            if not able.fits and info.state == "running"
+            if not run_estimate.fits and info.state == "running"
             else (glyphs.off, "dim")
         )
     # Losses of different workloads are not comparable, so each has its name.
@@ -324,34 +330,34 @@ def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old
     progress: Line = ((_(STATES_SHORT[info.state]), "dim"),)
     if done is not None and info.state == "running":
         progress = (*bar(done, BAR_CELLS, glyphs), (f" {percent(done)}", "text"))
-    if able.credits_per_hour is not None:
-        about = "" if able.tasks else "~"
+    if run_estimate.credits_per_hour is not None:
+        about = "" if run_estimate.tasks else "~"
         fit_word = _(
             "{sign}{credits} credits/h",
             sign=about,
-            credits=count(able.credits_per_hour),
+            credits=short_number(run_estimate.credits_per_hour),
         )
     else:
-        fit_word = _("fits") if able.fits else _("does not fit")
+        fit_word = _("fits") if run_estimate.fits else _("does not fit")
     return Row(
         key=info.name,
         cells=(
             (sign,),
-            ((printable(info.name, 64), "value" if helped and able.fits else "text"),),
+            ((printable(info.name, 64), "value" if helped and run_estimate.fits else "text"),),
             ((info.workload, "dim"),),
             ((str(info.workers), "text"),),
             ((measure, "dim"), (loss(info.loss, info.measure), "value")),
             progress,
-            ((fit_word, "text" if able.fits else "dim"),),
+            ((fit_word, "text" if run_estimate.fits else "dim"),),
         ),
         dim=old,
     )
 
 
-def _fit_lines(able: RunEstimate, glyphs: Glyphs, room: int) -> list[Line]:
+def _fit_lines(run_estimate: RunEstimate, glyphs: Glyphs, room: int) -> list[Line]:
     """Return the lines that say if a run fits this machine."""
-    sign, role = (glyphs.check, "good") if able.fits else (glyphs.cross, "bad")
-    first, *rest = wrap(able.sentence, room - 2, 2)
+    sign, role = (glyphs.check, "good") if run_estimate.fits else (glyphs.cross, "bad")
+    first, *rest = wrap(run_estimate.sentence, room - 2, 2)
     margin = " " * (NAME_CELLS + 2)
     return [
         ((left(_("for you"), NAME_CELLS), "dim"), (f"{sign} ", role), (first, "text")),
@@ -360,22 +366,22 @@ def _fit_lines(able: RunEstimate, glyphs: Glyphs, room: int) -> list[Line]:
 
 
 def run_detail(
-    info: RunInfo, able: RunEstimate, scene: Scene, run_names: Sequence[str], cells: int
+    info: RunInfo, run_estimate: RunEstimate, scene: Scene, run_names: Sequence[str], cells: int
 ) -> list[Line]:
-    """Return the known facts of a run."""
+    """Return the facts of a run that are known, each with its name."""
     glyphs = scene.glyphs
     room = cells - NAME_CELLS
     lines: list[Line] = []
     if info.description:
-        lines += [((text, "text"),) for text in wrap(info.description, cells, 3)]
-    lines += _fit_lines(able, glyphs, room)
-    helping = _helping(info, run_names) if able.fits else _("not from this machine")
-    earns = able.credits_per_hour
+        lines += paragraph(info.description, cells, 3)
+    lines += _fit_lines(run_estimate, glyphs, room)
+    helping = _helping(info, run_names) if run_estimate.fits else _("not from this machine")
+    earns = run_estimate.credits_per_hour
     when = next_merge(scene.view, info.name, scene.now)
     facts = (
         (
             _("earns"),
-            _("{earns} credits/h ({basis})", earns=count(earns), basis=able.basis)
+            _("{earns} credits/h ({basis})", earns=short_number(earns), basis=run_estimate.basis)
             if earns is not None
             else "",
         ),
@@ -387,7 +393,7 @@ def run_detail(
             _("model"),
             _(
                 "{weights} weights, needs {memory}",
-                weights=count(info.parameters),
+                weights=short_number(info.parameters),
                 memory=size(info.memory_bytes),
             ),
         ),
@@ -396,8 +402,8 @@ def run_detail(
             _(
                 "version {version}, {steps} steps, {tokens} {items}",
                 version=info.version,
-                steps=count(info.steps),
-                tokens=count(info.tokens),
+                steps=short_number(info.steps),
+                tokens=short_number(info.tokens),
                 items=_(info.items),
             ),
         ),
@@ -426,7 +432,7 @@ def _data(info: RunInfo, own_samples: Mapping[str, int]) -> str:
 
 
 def _helping(info: RunInfo, run_names: Sequence[str]) -> str:
-    """Return the choice of a run and the effect of enter, which unselects a chosen run."""
+    """Return that this machine helps a run, as any run, or not; and the effect of enter."""
     if info.name in run_names:
         return _("yes (enter: stop helping)")
     return _("no (enter: help)") if run_names else _("as any run (enter: only this one)")

@@ -18,15 +18,16 @@ from volunteer.i18n.catalogue import N_, _
 from volunteer.settings import settings
 from volunteer.tui import keys
 from volunteer.tui.query_page import PageQuery, QueryPage, QueryReply
-from volunteer.tui.setting_labels import SOURCES, choices, holds, label, shown
-from volunteer.tui.text import Line, left, wrap
+from volunteer.tui.setting_labels import SOURCES, applies_from, choices, label, value_words
+from volunteer.tui.text import Line, left, paragraph
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.setting_list import SettingList
 
 NAME_CELLS = 8
 UNDO_MAX = 50
-LOOKS = frozenset({"theme", "language", "ascii"})  # fields of `Look`
+DISPLAY_SETTINGS = frozenset({"theme", "language", "ascii"})  # fields of `Look`
+# Sources that win over config.toml.
 OVERRULED = {"flag": N_("the command line"), "environment": N_("the environment")}
 
 
@@ -93,11 +94,11 @@ class SettingsPage(QueryPage):
         return {"settings": lambda control: control.do(commands.GetSettings())}
 
     def rows(self) -> tuple[SettingRow, ...]:
-        answer: QueryReply[tuple[SettingRow, ...]] = self.answer("settings")
-        return answer.value or ()
+        reply: QueryReply[tuple[SettingRow, ...]] = self.reply("settings")
+        return reply.value or ()
 
     def _empty(self) -> str:
-        return self.answer("settings").error or _("reading the settings")
+        return self.reply("settings").error or _("reading the settings")
 
     @property
     def _list(self) -> SettingList:
@@ -111,7 +112,7 @@ class SettingsPage(QueryPage):
         row = self._list.chosen
         if row is None:
             sentence = _("enter changes the setting under the cursor; del resets it")
-            return [((text, "dim"),) for text in wrap(sentence, width, height)]
+            return paragraph(sentence, width, height, "dim")
         return about_lines(row, width, height)
 
     @on(SettingList.Moved)
@@ -122,7 +123,7 @@ class SettingsPage(QueryPage):
         self._list.change()
 
     def action_default(self) -> None:
-        self._list.set_back()
+        self._list.reset()
 
     @on(Input.Changed, "#finder")
     def _searched(self) -> None:
@@ -135,17 +136,17 @@ class SettingsPage(QueryPage):
         if not self._undo:
             self.volunteer.tell(_("nothing was changed on this page since it was opened"))
             return
-        before = self._undo.pop()
-        self.run_worker(self._save(before), group="save")
-        names = ", ".join(label(row) for row in self.rows() if row.name in before)
+        old_values = self._undo.pop()
+        self.run_worker(self._save(old_values), group="save")
+        names = ", ".join(label(row) for row in self.rows() if row.name in old_values)
         self.volunteer.tell(_("taken back: {said}", said=names))
 
     def _change(self, changes: dict[str, object]) -> None:
-        """Save settings, and keep the old values."""
+        """Save settings, and keep the old values for `action_undo`."""
         values = self._values()
-        before = {name: values[name] for name in changes if name in values}
-        if before:
-            self._undo.append(before)
+        old_values = {name: values[name] for name in changes if name in values}
+        if old_values:
+            self._undo.append(old_values)
         self.run_worker(self._save(changes), group="save")
 
     @on(SettingList.Changed)
@@ -172,18 +173,18 @@ class SettingsPage(QueryPage):
                 "saved, but {source} sets another value and wins", source=_(OVERRULED[source])
             )
             self.volunteer.tell(sentence, "warning")
-        self.again()
+        self.query_again()
 
     def _apply(self, name: str, value: Any) -> None:
         """Apply a display setting at once."""
-        if name in LOOKS:
+        if name in DISPLAY_SETTINGS:
             self.volunteer.appearance.change(name, value)
 
 
 def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:
     """Return the details of one setting."""
-    lines: list[Line] = [((text, "text"),) for text in wrap(_(row.help), cells, 4)]
-    lines.append(_fact(_("value"), shown(row), "value"))
+    lines: list[Line] = paragraph(_(row.help), cells, 4)
+    lines.append(_fact(_("value"), value_words(row), "value"))
     options = choices(row)
     if options and row.type != "bool":
         lines.append(_fact(_("choose"), ", ".join(options)))
@@ -191,9 +192,9 @@ def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:
     standard = msgspec.structs.replace(
         row, value=settings.TABLE.default(row.name) if listed else row.value
     )
-    lines.append(_fact(_("default"), shown(standard)))
+    lines.append(_fact(_("default"), value_words(standard)))
     lines.append(_fact(_("set by"), _(SOURCES.get(row.source, row.source))))
-    lines.append(_fact(_("applies"), holds(row)))
+    lines.append(_fact(_("applies"), applies_from(row)))
     if height > len(lines) + 2:
         lines += [(), _fact(_("also"), f"--set {row.name}=...")]
         lines.append(_fact("", f"VOLUNTEER_{row.name.upper()}"))

@@ -116,10 +116,10 @@ class SamplesPage(Page):
         self.history = SampleHistory(run)
         self.at: int | None = None  # shown version
         self.base: int | None = None  # version for comparison
-        self._beside: bool | None = None  # None: if there is room
-        self._follows = True
-        self._asked_at = float("-inf")
-        self._looking = False
+        self._both: bool | None = None  # both versions are shown; None: if there is room
+        self._follows_newest = True
+        self._loaded_at = float("-inf")
+        self._loading = False
         self._error = ""
 
     def body(self) -> ComposeResult:
@@ -131,7 +131,7 @@ class SamplesPage(Page):
     def on_mount(self) -> None:
         super().on_mount()
         self._arrange(self.app.size.width)
-        self.run_worker(self._look(), group="news")
+        self.run_worker(self._load_versions(), group="news")
 
     def on_resize(self, event: Resize) -> None:
         self._arrange(event.size.width)
@@ -140,17 +140,17 @@ class SamplesPage(Page):
         self.query_one("#before").display = self._shows_both(width) and self.base != self.at
 
     def _shows_both(self, width: int) -> bool:
-        return width >= BOTH_CELLS if self._beside is None else self._beside
+        return width >= BOTH_CELLS if self._both is None else self._both
 
     # Versions.
 
-    async def _look(self) -> None:
-        """Load new versions, and show the newest if it was shown before."""
+    async def _load_versions(self) -> None:
+        """Load new versions, and show the newest while the page follows it."""
         control = self.volunteer.control
-        if control is None or self._looking:
+        if control is None or self._loading:
             return
-        self._looking = True
-        self._asked_at = self.volunteer.clock.now()
+        self._loading = True
+        self._loaded_at = self.volunteer.clock.now()
         try:
             await self.history.begin(control, self._head())
         except VolunteerError as error:
@@ -158,12 +158,12 @@ class SamplesPage(Page):
         else:
             self._error = ""
         finally:
-            self._looking = False
+            self._loading = False
         if self.base is None:
             self.base = self.history.first()
-        if self._follows:
+        if self._follows_newest:
             self.at = self.history.last()
-        self._moved()
+        self._show_versions()
 
     def _head(self) -> int:
         """Return the newest known version."""
@@ -172,13 +172,13 @@ class SamplesPage(Page):
         versions = (beat.version if beat else 0, info.version if info else 0)
         return max(*versions, self.history.head)
 
-    def shown(self, scene: Scene) -> None:
-        """Query newer versions while the newest, or none, is shown."""
+    def update_from(self, scene: Scene) -> None:
+        """Load newer versions while the page shows the newest, or none."""
         newest = self.history.rows.get(self.history.head)
         awaited = newest is not None and newest.evaluation in ("waiting", "running")
-        newer = self._follows and (awaited or self._head() > self.history.head)
-        if (newer or self.at is None) and scene.now - self._asked_at >= NEWS_S:
-            self.run_worker(self._look(), group="news")
+        newer = self._follows_newest and (awaited or self._head() > self.history.head)
+        if (newer or self.at is None) and scene.now - self._loaded_at >= NEWS_S:
+            self.run_worker(self._load_versions(), group="news")
 
     async def _step(self, by: int) -> None:
         if self.at is None:
@@ -192,10 +192,10 @@ class SamplesPage(Page):
                 self._error = translated(error.message)
         if version is not None:
             self.at = version
-        self._follows = self.at == self.history.last()
-        self._moved()
+        self._follows_newest = self.at == self.history.last()
+        self._show_versions()
 
-    def _moved(self) -> None:
+    def _show_versions(self) -> None:
         """Show the chosen versions."""
         if not self.is_attached:
             return
@@ -234,7 +234,7 @@ class SamplesPage(Page):
         return [
             (
                 (fit(text, width), "title"),
-                *track(self.at, self.base, self.history.head, room, scene),
+                *slider(self.at, self.base, self.history.head, room, scene),
                 (facts, "dim"),
             )
         ]
@@ -255,18 +255,18 @@ class SamplesPage(Page):
         version = self.history.first() if side < 0 else self.history.last()
         if version is not None:
             self.at = version
-            self._follows = side > 0
-            self._moved()
+            self._follows_newest = side > 0
+            self._show_versions()
 
     def action_beside(self) -> None:
         """Show or hide the earlier version."""
-        self._beside = not self._shows_both(self.app.size.width)
-        self._moved()
+        self._both = not self._shows_both(self.app.size.width)
+        self._show_versions()
 
     def action_pin(self) -> None:
         """Keep this version for comparison with others."""
-        self.base, self._beside = self.at, True
-        self._moved()
+        self.base, self._both = self.at, True
+        self._show_versions()
 
     def action_scroll(self, by: int) -> None:
         """Scroll both texts."""
@@ -294,8 +294,8 @@ def version_words(row: VersionInfo, measure: Measure) -> str:
     return ", ".join(parts)
 
 
-def track(at: int, base: int | None, head: int, cells: int, scene: Scene) -> Line:
-    """Return a slider of exactly `cells`: the shown version, and the compared one."""
+def slider(at: int, base: int | None, head: int, cells: int, scene: Scene) -> Line:
+    """Return a slider of exactly `cells` with the shown version `at` and the compared `base`."""
     if cells <= 0:
         return ()
     glyphs = scene.glyphs

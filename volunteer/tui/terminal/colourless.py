@@ -31,15 +31,15 @@ def _plain(style: Style | None, ground: float) -> Style | None:
         return None
     paper = _brightness(style.bgcolor)
     ink = _brightness(style.color)
-    lit = paper is not None and abs(paper - ground) > GROUND
+    inverted = paper is not None and abs(paper - ground) > GROUND
     faint = ink is not None and abs(ink - (ground if paper is None else paper)) < DIM
     return Style(
         bold=style.bold,
-        dim=((style.dim or faint) and not lit) or None,
+        dim=((style.dim or faint) and not inverted) or None,
         italic=style.italic,
         underline=style.underline,
         strike=style.strike,
-        reverse=bool(style.reverse) != lit or None,
+        reverse=bool(style.reverse) != inverted or None,
         meta=style.meta or None,
     )
 

@@ -1,5 +1,5 @@
-"""Driver for a terminal that may vanish (a closed window, a lost connection), or for a program with
-only standard output at a terminal.
+"""Driver for a terminal that may vanish (a closed window, a lost connection), or of which the
+program has only standard output.
 
 Textual writes from a thread of its own, through a bounded queue. When a write fails, the thread
 dies, the queue fills up, and the event loop blocks for ever in the next write, even for signals.
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from textual.driver import Driver
 
 
-class Screenless:
-    """File whose failed writes are dropped; `gone` is called when its terminal has vanished."""
+class DroppingFile:
+    """File of a terminal that drops failed writes; `hang_up` is called if the terminal is gone."""
 
     def __init__(self, file: IO[str], hang_up: Callable[[], None]) -> None:
         self._file = file
-        self._gone = hang_up
+        self._hang_up = hang_up
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._file, name)
@@ -40,28 +40,28 @@ class Screenless:
         try:
             return self._file.write(text)
         except OSError as error:
-            self._lost(error)
+            self._failed(error)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._file.flush()
         except OSError as error:
-            self._lost(error)
+            self._failed(error)
 
-    def _lost(self, error: OSError) -> None:
+    def _failed(self, error: OSError) -> None:
         if error.errno == errno.EIO:
-            self._gone()
+            self._hang_up()
 
 
-def _terminal(errors: IO[str] | None) -> IO[str]:
-    """Return the stream for the screen."""
+def _screen_stream(errors: IO[str] | None) -> IO[str]:
+    """Return the stream for the screen: standard output if only that is a terminal."""
     output = sys.__stdout__
-    only = output is not None and output.isatty() and (errors is None or not errors.isatty())
-    return cast("IO[str]", output if only else errors)
+    only_output = output is not None and output.isatty() and (errors is None or not errors.isatty())
+    return cast("IO[str]", output if only_output else errors)
 
 
-def _in_front(terminal: int) -> bool:
+def _in_foreground(terminal: int) -> bool:
     """Return False if this process is in the background of its terminal."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
@@ -80,7 +80,7 @@ def lasting_driver() -> type[Driver] | None:
     class LastingDriver(LinuxDriver):
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **named)
-            self._file: Any = Screenless(_terminal(self._file), self.exit_event.set)
+            self._file: Any = DroppingFile(_screen_stream(self._file), self.exit_event.set)
             self._title = ""
             self._raw: list[Any] | None = None  # modes of the terminal while the screen is shown
 
@@ -110,7 +110,7 @@ def lasting_driver() -> type[Driver] | None:
             """
             if self._must_signal_resume:
                 super()._sigcont_application(*args)
-            elif self._raw is not None and _in_front(self.fileno):
+            elif self._raw is not None and _in_foreground(self.fileno):
                 termios.tcsetattr(self.fileno, termios.TCSANOW, self._raw)
             self._app.call_later(self._app.action_repaint)  # type: ignore[attr-defined]
 

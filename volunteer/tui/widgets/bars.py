@@ -6,13 +6,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from rich.cells import cell_len
-from textual.app import App
+from textual.dom import DOMNode
 from textual.events import Click
-from textual.screen import Screen
 
 from volunteer.i18n.catalogue import _
 from volunteer.tui import keys
-from volunteer.tui.status_line import LEAVING, Activity, activity, banner, connection, merging
+from volunteer.tui.status_line import (
+    LEAVING,
+    Activity,
+    activity,
+    connection,
+    merge_sentence,
+    outage_line,
+)
 from volunteer.tui.text import Line, Span, fit, spread
 from volunteer.tui.text import width as wide
 from volunteer.tui.widgets.panel import Panel, Scene
@@ -20,8 +26,9 @@ from volunteer.tui.widgets.search_box import Field
 
 if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
+    from volunteer.tui.page import Page
 
-NAME_CELLS_MIN = 8  # fewer letters of a coordinator's name are useless
+NAME_CELLS_MIN = 8  # a coordinator's name is not cut to fewer cells
 Hit = tuple[int, int, str]  # first cell, end, action
 
 
@@ -66,7 +73,7 @@ def _named(link: Activity, scene: Scene, room: int) -> Line:
 
 
 def tabs(here: str, room: int) -> tuple[Line, tuple[Hit, ...]]:
-    """Return the tabs in `room` cells: all names, or this page's name and the others' digits."""
+    """Return the tabs in `room` cells: all names if they fit, else this page's name only."""
     for titles, gap in ((True, " "), (True, "")):
         full = _tabs(here, titles, gap)
         if wide(full[0]) <= room:
@@ -116,11 +123,11 @@ def state_line(scene: Scene, cells: int, *, background: bool = False) -> Line:
             (ending, "text"),
         )
     room = cells - wide(start) - 3
-    trouble = banner(scene.view, scene.now, room, scene.glyphs.ellipsis)
+    trouble = outage_line(scene.view, scene.now, room, scene.glyphs.ellipsis)
     if trouble:
         return (*start, ("  ", "text"), (trouble, "bad"))
     run = scene.view.run()
-    end: Line = ((f"{merging(scene.view, run, scene.now)} ", "dim"),) if run else ()
+    end: Line = ((f"{merge_sentence(scene.view, run, scene.now)} ", "dim"),) if run else ()
     sentence = fit(state.sentence, room, scene.glyphs.ellipsis)
     return spread((*start, ("  ", "text"), (sentence, "text")), end, cells)
 
@@ -136,7 +143,7 @@ class NewsBar(Bar):
         announcements = scene.view.status.announcements
         if not announcements:
             return ()
-        key = keys.shown(keys.READ.key)
+        key = keys.key_name(keys.READ.key)
         more = " " + _("(1 of {found})", found=len(announcements)) if len(announcements) > 1 else ""
         end: Line = ((f" {key} ", "key"), (f"{_(keys.READ.short)} ", "dim"))
         sentence = f" {scene.view.status.server}: {announcements[0].text}{more}"
@@ -155,11 +162,12 @@ class KeyBar(Bar):
             spans = [((f" {key} ", "key"), (f"{word} ", "dim")) for key, word in hints]
             return (tuple(span for pair in spans for span in pair),)
         core = [c for c in keys.COMMANDS if self._useful(c, self.app)]
-        actions = [c for c in keys.page_commands(self.screen) if self._useful(c, self.screen)]
+        page = cast("Page", self.screen)
+        actions = [c for c in page.ACTIONS if self._useful(c, page)]
         line, self.hits = key_line(scene, width, core, actions)
         return (line,)
 
-    def _useful(self, command: keys.KeyCommand, target: App[object] | Screen[object]) -> bool:
+    def _useful(self, command: keys.KeyCommand, target: DOMNode) -> bool:
         return command.rank is not None and bool(target.check_action(command.action, ()))
 
 
@@ -175,7 +183,7 @@ def key_line(
     chosen_keys: list[keys.KeyCommand] = []
     room = cells
     for command in sorted([*core, *page_keys], key=lambda c: c.rank or 0):
-        need = len(keys.shown(command.key)) + cell_len(_word(command, scene)) + 3
+        need = len(keys.key_name(command.key)) + cell_len(_word(command, scene)) + 3
         if need <= room:
             chosen_keys.append(command)
             room -= need
@@ -185,7 +193,7 @@ def key_line(
     first = [c for c in core if c.action in ("pause", "finish")]
     for command in [*first, *page_keys, *(c for c in core if c not in first)]:
         if command in chosen_keys:
-            text = (f" {keys.shown(command.key)} ", f"{_word(command, scene)} ")
+            text = (f" {keys.key_name(command.key)} ", f"{_word(command, scene)} ")
             spans += [(text[0], "key"), (text[1], "dim")]
             where = "screen." if command in page_keys else ""
             hits.append((at, at + cell_len(text[0]) + cell_len(text[1]), where + command.action))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from volunteer.control.events import BenchmarkProgress
 from volunteer.i18n.catalogue import _
 from volunteer.tui.status_line import STAGES, stage_words
-from volunteer.tui.text import Glyphs, Line, bar, percent, wrap
+from volunteer.tui.text import Glyphs, Line, bar, paragraph, percent
 from volunteer.tui.widgets.panel import Scene
 
 ROOMY = len(STAGES) + 4  # rows for every stage, the bar, and the purpose
@@ -23,7 +23,7 @@ def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         (),
     ]
     sentence = _("Times the work that a task does; only the figures are sent.")
-    return [*lines, *(((text, "dim"),) for text in wrap(sentence, cells, 3))][:height]
+    return [*lines, *paragraph(sentence, cells, 3, "dim")][:height]
 
 
 def _stages(now: BenchmarkProgress, glyphs: Glyphs) -> list[Line]:

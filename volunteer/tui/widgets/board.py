@@ -1,4 +1,4 @@
-"""Board of stones: two terminal cells a field, which leaves room for brackets."""
+"""Board of stones: two terminal cells a field, one for the stone and one for a bracket."""
 
 from __future__ import annotations
 
@@ -41,63 +41,63 @@ def width_of(size: int) -> int:
     return LABEL + 2 * size + 4
 
 
-def seen(laid: BoardState, width: int, height: int) -> Window:
-    """Return the part of the board that fits, with the cursor in it."""
-    high = max(1, min(laid.size, height - 1))
-    wide = max(1, min(laid.size, (width - LABEL) // 2))
-    row, column = divmod(laid.cursor, max(1, laid.size))
+def visible_part(state: BoardState, width: int, height: int) -> Window:
+    """Return the part of the board that fits into `width` x `height` and contains the cursor."""
+    high = max(1, min(state.size, height - 1))
+    wide = max(1, min(state.size, (width - LABEL) // 2))
+    row, column = divmod(state.cursor, max(1, state.size))
     return Window(
-        top=max(0, min(row - high // 2, laid.size - high)),
-        left=max(0, min(column - wide // 2, laid.size - wide)),
+        top=max(0, min(row - high // 2, state.size - high)),
+        left=max(0, min(column - wide // 2, state.size - wide)),
         high=high,
         wide=wide,
     )
 
 
-def board_lines(laid: BoardState, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+def board_lines(state: BoardState, width: int, height: int, glyphs: Glyphs) -> list[Line]:
     """Return the rows with their numbers, then the letters of the columns."""
-    if not laid.size:
+    if not state.size:
         return [(), ((f"  {_('downloading the version')} …", "dim"),)]
-    part = seen(laid, width, height)
+    part = visible_part(state, width, height)
     columns = range(part.left, part.left + part.wide)
     lines: list[Line] = []
     for row in range(part.top, part.top + part.high):
-        spans: list[Span] = [(f"{laid.size - row:2d}", "dim")]
+        spans: list[Span] = [(f"{state.size - row:2d}", "dim")]
         for column in columns:
-            field = row * laid.size + column
-            spans += [(_before(laid, field, first=column == part.left), "mark")]
-            spans += [_field(laid, field, glyphs)]
-        end = row * laid.size + columns[-1]
-        spans.append(({laid.cursor: "]", laid.last: ")"}.get(end, " "), "mark"))
+            field = row * state.size + column
+            spans += [(_before(state, field, first=column == part.left), "mark")]
+            spans += [_field(state, field, glyphs)]
+        end = row * state.size + columns[-1]
+        spans.append(({state.cursor: "]", state.last: ")"}.get(end, " "), "mark"))
         lines.append(tuple(spans))
     letters = " ".join(COLUMNS[column] for column in columns)
     return [*lines, ((" " * LABEL + letters, "dim"),)]
 
 
-def field_at(laid: BoardState, x: int, y: int, width: int, height: int) -> int:
+def field_at(state: BoardState, x: int, y: int, width: int, height: int) -> int:
     """Return the field at a terminal cell; -1 outside the board."""
-    if not laid.size:
+    if not state.size:
         return -1
-    part = seen(laid, width, height)
+    part = visible_part(state, width, height)
     column, row = (x - LABEL + 1) // 2, y
     if not (0 <= row < part.high and 0 <= column < part.wide):
         return -1
-    return (part.top + row) * laid.size + part.left + column
+    return (part.top + row) * state.size + part.left + column
 
 
-def _before(laid: BoardState, field: int, *, first: bool) -> str:
+def _before(state: BoardState, field: int, *, first: bool) -> str:
     """Return the bracket or space between a field and the one to its left."""
-    opening = {laid.cursor: "[", laid.last: "("}.get(field)
+    opening = {state.cursor: "[", state.last: "("}.get(field)
     if opening or first:
         return opening or " "
-    return {laid.cursor: "]", laid.last: ")"}.get(field - 1, " ")
+    return {state.cursor: "]", state.last: ")"}.get(field - 1, " ")
 
 
-def _field(laid: BoardState, field: int, glyphs: Glyphs) -> Span:
-    stone = laid.stones[field]
+def _field(state: BoardState, field: int, glyphs: Glyphs) -> Span:
+    stone = state.stones[field]
     if stone:
         sign, role = STONES[stone]
-        return sign, "good" if field in laid.row else role
+        return sign, "good" if field in state.row else role
     return glyphs.dot, "faint"
 
 
@@ -113,19 +113,19 @@ class Board(Panel):
 
     def __init__(self) -> None:
         super().__init__(id="board", classes="card")
-        self.laid = BoardState()
+        self.state = BoardState()
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        return board_lines(self.laid, width, height, scene.glyphs)
+        return board_lines(self.state, width, height, scene.glyphs)
 
     def heading(self, scene: Scene) -> tuple[str, str]:
-        size = self.laid.size
+        size = self.state.size
         return _("Board"), f"{size} x {size}" if size else ""
 
     def on_click(self, event: Click) -> None:
         place = event.get_content_offset(self)
         if place is None:
             return
-        field = field_at(self.laid, place.x, place.y, *self.content_size)
+        field = field_at(self.state, place.x, place.y, *self.content_size)
         if field >= 0:
             self.post_message(self.Chosen(field))

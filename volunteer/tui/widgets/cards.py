@@ -21,14 +21,15 @@ from volunteer.tui.text import (
     Span,
     ago,
     bar,
-    big,
-    blank,
-    count,
+    big_digits,
+    centred,
     fit,
     flops,
     left,
+    paragraph,
     percent,
     rate,
+    short_number,
     shown_name,
     spark,
     wrap,
@@ -68,7 +69,7 @@ def device_of(scene: Scene) -> Device | None:
 def device_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     device = device_of(scene)
     if device is None:
-        return blank(_("looking at this machine"), cells, height)
+        return centred(_("looking at this machine"), cells, height)
     glyphs = scene.glyphs
     name = device.name or device.id
     lines: list[Line] = [((fit(name, cells, glyphs.ellipsis), "value"),)]
@@ -81,8 +82,8 @@ def device_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     lines.append(fact(_("state"), (f"{state.sign} {state.word}", state.role)))
     speed = next((b for b in scene.view.status.benchmarks if b.device == device.id), None)
     lines.append(fact(_("speed"), *_speed(speed, cells)))
-    lines += pace(scene, device.id, cells)
-    lines.append(fact(_("memory"), *memory(scene, device, cells)))
+    lines += pace_lines(scene, device.id, cells)
+    lines.append(fact(_("memory"), *memory_spans(scene, device, cells)))
     lines += sensed_lines(scene, device, cells)
     return lines[:height]
 
@@ -95,7 +96,7 @@ def _speed(benchmark: Benchmark | None, cells: int) -> list[Span]:
     ]
 
 
-def memory(scene: Scene, device: Device, cells: int) -> Line:
+def memory_spans(scene: Scene, device: Device, cells: int) -> Line:
     """Return the memory of a device and, where known, the part in use."""
     sensed = scene.view.sensors.get(device.id)
     whole = size(device.memory_bytes)
@@ -106,7 +107,7 @@ def memory(scene: Scene, device: Device, cells: int) -> Line:
     return (*bar(share, cells - NAME_CELLS - len(tail), scene.glyphs), (tail, "text"))
 
 
-def pace(scene: Scene, device: str, cells: int) -> list[Line]:
+def pace_lines(scene: Scene, device: str, cells: int) -> list[Line]:
     """Return the recent speeds of a device."""
     speeds = scene.view.speeds.get(device, ())
     if not speeds:
@@ -126,10 +127,10 @@ def sensed_lines(scene: Scene, device: Device, cells: int) -> list[Line]:
         lines.append(fact(_("load"), *bar(sensed.utilisation, room, scene.glyphs), (tail, "text")))
     if sensed.celsius is not None:
         lines.append(fact(_("heat"), (f"{sensed.celsius:.0f} °C", "text")))
-    return [*lines, fact(_("power"), power(sensed))]
+    return [*lines, fact(_("power"), power_span(sensed))]
 
 
-def power(sensed: Sensed) -> Span:
+def power_span(sensed: Sensed) -> Span:
     """Return the power of a device, where its driver measures it."""
     if sensed.watts is None:
         return _("not measured"), "dim"
@@ -159,9 +160,9 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     me = scene.view.status.me
     if me is None:
         text = _("credits appear here when your first contribution has been checked")
-        return blank(text, cells, height)
+        return centred(text, cells, height)
     total = credit(me.balance_micro)
-    large = big(total) if scene.glyphs.curve == "braille" and height >= 7 else None
+    large = big_digits(total) if scene.glyphs.curve == "braille" and height >= 7 else None
     lines: list[Line] = []
     if large is not None and len(large[0]) <= cells:
         lines += [((row, "big"),) for row in large]
@@ -172,7 +173,7 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         pending.append((" " + _("in checking"), "dim"))
     today = [(f"+{credit(me.today_micro)}", "good" if me.today_micro else "text")]
     if (speed := run_estimate.pace(scene.view.status)) and cells >= 31:
-        hourly = count(speed.credits_per_hour)
+        hourly = short_number(speed.credits_per_hour)
         today.append((" " + _("{credits} an hour now", credits=hourly), "dim"))
     lines.append(fact(_("today"), *today))
     lines.append(fact(_("pending"), *pending))
@@ -184,7 +185,7 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     lines.append(fact(_("rank"), (rank, "text")))
     lines.append(fact(_("work"), *_work(me, cells - NAME_CELLS, scene.glyphs)))
     if wait := escrow_words(me):
-        lines += [((text, "dim"),) for text in wrap(wait, cells, max(1, height - len(lines)))]
+        lines += paragraph(wait, cells, max(1, height - len(lines)), "dim")
     return lines[:height]
 
 
@@ -217,7 +218,7 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     run = view.run()
     info, beat, model = view.info(run), view.beat(run), view.models.get(run)
     if info is None and beat is None:
-        return blank(_("the run that you help appears here"), cells, height)
+        return centred(_("the run that you help appears here"), cells, height)
     versions = [task.version for task in view.status.tasks if task.run == run]
     workers = beat.workers if beat else (info.workers if info else 0)
     workers = max(workers, 1 if versions else 0)  # a machine that has just begun is not counted yet
@@ -237,7 +238,7 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         mark = (f"{scene.glyphs.mark} ", "mark")
         lines.append(fact(_("my part"), mark, (_mine(len(model.mine)), "text")))
     if info is not None and info.parameters:
-        weights = _("{weights} weights", weights=count(info.parameters))
+        weights = _("{weights} weights", weights=short_number(info.parameters))
         lines.append(fact(_("model"), (weights, "text")))
     if info is not None and info.licence:
         lines.append(fact(_("licence"), (fit(info.licence, cells - NAME_CELLS), "text")))

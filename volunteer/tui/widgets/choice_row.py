@@ -32,13 +32,13 @@ class ChoiceRow(Bar):
     ) -> None:
         super().__init__(id=id)
         self._options = tuple(options)
-        self._chosen = choice
+        self._active = choice
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         spans: list[Span] = [(f" {KEY} ", "key")]
         at = len(KEY) + 2
         hits = []
-        choice = self._chosen()
+        choice = self._active()
         for name, words in self._options:
             text = f" {_(words)} "
             spans.append((text, "here" if name == choice else "tab"))

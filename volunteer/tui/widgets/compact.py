@@ -1,4 +1,4 @@
-"""State in any number of rows, down to one cell; shown where cards have no room."""
+"""State of this machine in a block of lines, for screens without room for cards."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from volunteer.i18n.catalogue import _
 from volunteer.i18n.formats import credit
 from volunteer.text import loss
-from volunteer.tui.status_line import activity, connection, merging, why_paused
+from volunteer.tui.status_line import activity, connection, merge_sentence, why_paused
 from volunteer.tui.text import Line, bar, countdown, fit, percent
 from volunteer.tui.widgets.panel import Panel, Scene
-from volunteer.tui.widgets.task import share
+from volunteer.tui.widgets.task import stage_share
 
 
 class Brief(Panel):
@@ -30,13 +30,13 @@ def brief(scene: Scene, cells: int, height: int) -> list[Line]:
     if cells < len(state.word) + 2:
         head = ((state.sign, state.role),)
     elif height == 1 and task is not None and rest > 6:
-        head = (*head, (f" {percent(share(task))}", "value"))
+        head = (*head, (f" {percent(stage_share(task))}", "value"))
         if task.loss is not None and rest > 18:
             head = (*head, (" " + _("loss {loss}", loss=loss(task.loss)), "text"))
     lines = [head]
     if task is not None:
-        tail = fit(f" {percent(share(task))}", cells, glyphs.ellipsis)
-        lines.append((*bar(share(task), cells - len(tail), glyphs), (tail, "text")))
+        tail = fit(f" {percent(stage_share(task))}", cells, glyphs.ellipsis)
+        lines.append((*bar(stage_share(task), cells - len(tail), glyphs), (tail, "text")))
         if paused := view.status.paused(task.device):
             lines.append(((fit(why_paused(paused), cells, glyphs.ellipsis), "warn"),))
         eta = (
@@ -69,7 +69,7 @@ def brief(scene: Scene, cells: int, height: int) -> list[Line]:
     )
     run = view.run()
     if run:
-        sentence = merging(view, run, scene.now)
+        sentence = merge_sentence(view, run, scene.now)
         lines.append(((fit(run, cells, glyphs.ellipsis), "title"),))
         lines.append(((fit(sentence, cells, glyphs.ellipsis), "dim"),))
     return lines[:height]

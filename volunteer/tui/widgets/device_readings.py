@@ -11,8 +11,8 @@ from shared.protocol.accounts import Device
 from volunteer.control.events import Sensed
 from volunteer.i18n.catalogue import _, translated
 from volunteer.tui.status_line import activity
-from volunteer.tui.text import Line, bar, fit, percent, spark, wrap
-from volunteer.tui.widgets.cards import NAME_CELLS, fact, memory, pace, power
+from volunteer.tui.text import Line, bar, fit, paragraph, percent, spark
+from volunteer.tui.widgets.cards import NAME_CELLS, fact, memory_spans, pace_lines, power_span
 from volunteer.tui.widgets.panel import Scene
 
 READINGS_MAX = 120  # readings kept of one device: some minutes
@@ -43,10 +43,7 @@ def live_lines(
 ) -> list[Line]:
     """Return a device's present state: share of working time, pace, load, temperature and power."""
     if not device.usable:
-        sentence = translated(scene.view.status.problem(device)) or _(
-            "torch cannot use this device"
-        )
-        return [((text, "bad"),) for text in wrap(sentence, cells, 8)]
+        return unusable_lines(device, scene, cells)
     lines: list[Line] = [fact(_("state"), *device_state(device, scene, cells))]
     if duty is not None:
         tail = f" {duty} %".rjust(PERCENT_CELLS + 1)
@@ -54,15 +51,21 @@ def live_lines(
         lines.append(fact(_("duty"), *bar(duty / 100, room, scene.glyphs), (tail, "value")))
     sensed = scene.view.sensors.get(device.id) or Sensed(device=device.id)
     lines += _load(sensed, loads, scene, cells)
-    lines.append(fact(_("power"), power(sensed)))
+    lines.append(fact(_("power"), power_span(sensed)))
     if sensed.celsius is not None:
         lines.append(fact(_("heat"), (f"{sensed.celsius:.0f} °C", "text")))
-    lines.append(fact(_("memory"), *memory(scene, device, cells)))
-    pace_lines = pace(scene, device.id, cells)
+    lines.append(fact(_("memory"), *memory_spans(scene, device, cells)))
+    speed_lines = pace_lines(scene, device.id, cells)
     return [
         *lines,
-        *(pace_lines or [fact(_("pace"), (_("no training since this screen was opened"), "dim"))]),
+        *(speed_lines or [fact(_("pace"), (_("no training since this screen was opened"), "dim"))]),
     ]
+
+
+def unusable_lines(device: Device, scene: Scene, cells: int) -> list[Line]:
+    """Return the reason why a device cannot be used."""
+    sentence = translated(scene.view.status.problem(device)) or _("torch cannot use this device")
+    return paragraph(sentence, cells, 8, "bad")
 
 
 def device_state(device: Device, scene: Scene, cells: int) -> Line:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from volunteer.i18n.catalogue import _
 from volunteer.text import loss, measure_heading
-from volunteer.tui.text import Line, count
+from volunteer.tui.text import Line, short_number
 from volunteer.tui.view import Curve
 from volunteer.tui.widgets.panel import Scene
-from volunteer.tui.widgets.pictures import picture
-from volunteer.tui.widgets.plot import Chart, Plot, Series, last_value, rising
+from volunteer.tui.widgets.pictures import preview_lines
+from volunteer.tui.widgets.plot import Chart, Plot, Series, as_drawn, last_value
 from volunteer.tui.widgets.raster import average
 
 
@@ -36,7 +36,7 @@ class TaskPlot(Plot):
         if curve is None or curve.points or not curve.preview:
             return super().lines(scene, width, height)
         # work without a loss: a game, or answers
-        rows = picture(curve.preview, curve.metrics, width - 2, height)
+        rows = preview_lines(curve.preview, curve.metrics, width - 2, height)
         return [((" ", "text"), *row) for row in rows]
 
     def subject(self, scene: Scene) -> object:
@@ -89,7 +89,7 @@ class ModelPlot(Plot):
         measure = info.measure if info else "loss"
         value = f" {loss(newest, measure)}" if newest is not None else ""
         share = (
-            f"{scene.glyphs.mark} {_('mine {n}', n=count(len(model.mine)))}"
+            f"{scene.glyphs.mark} {_('mine {n}', n=short_number(len(model.mine)))}"
             if model and model.mine
             else ""
         )
@@ -102,7 +102,7 @@ class ModelPlot(Plot):
         if model is None or not model.points:
             return Chart(empty=_("the measure of each version appears here"))
         info = scene.view.info(scene.view.run())
-        points = rising(model.points, info.measure if info else "loss")
+        points = as_drawn(model.points, info.measure if info else "loss")
         return Chart(
             series=(Series(points=points, role="model"),),
             marks=tuple(float(version) for version in sorted(model.mine)),

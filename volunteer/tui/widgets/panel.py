@@ -1,7 +1,7 @@
 """Base of the widgets: `lines` returns the content, and only changed rows are painted.
 
-Measured in a prototype, redrawing whole widgets twice a second cost several times more; the cores
-belong to training.
+In a prototype, redrawing whole widgets twice a second took several times as much CPU, which
+training needs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def age(scene: Scene) -> str:
 
 
 def _same(one: AgentView, other: AgentView) -> bool:
-    """Return True if run, account and losses are unchanged; several panels show these together."""
+    """Return True if run, account and losses, which several panels show, are unchanged."""
     if one.status.me is not other.status.me or one.models is not other.models:
         return False
     return one.run() == other.run()
@@ -82,8 +82,8 @@ class Panel(Widget):
         return "", ""
 
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
-        """Draw a scene, unless this panel was just redrawn and the data shared with other panels is
-        unchanged.
+        """Draw a scene, unless this panel was drawn less than `pace_s` ago and the data that other
+        panels show too is unchanged.
         """
         same = _same(self.scene.view, scene.view)
         self.scene = scene

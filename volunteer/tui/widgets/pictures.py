@@ -10,20 +10,20 @@ from rich.cells import cell_len
 
 from volunteer.control.events import Picture
 from volunteer.i18n.catalogue import _
-from volunteer.tui.text import Line, count, left, printable_lines
+from volunteer.tui.text import Line, left, printable_lines, short_number
 
 if TYPE_CHECKING:
     from shared.workloads.data.image_files import Pixels
 
 UPPER = "▀"
 CELLS_MIN = 8  # smaller pictures are not recognisable
-COARSE = 2.6  # most pixels across a cell; rather than blur the whole, a part is shown
+COARSE = 2.6  # most pixels across a cell; of a larger picture only a part is shown
 GAP = 2
 SIDE_MAX = 1024  # longer side of a shown picture, in pixels
 
 
 def decoded(png: bytes) -> Picture:
-    """Return the pixels of a PNG, scaled down if very large. Raises BadRequest if unusable."""
+    """Return a PNG's pixels, its longer side at most `SIDE_MAX`. Raises BadRequest if unusable."""
     from shared.workloads.data.image_files import read_png
     from shared.workloads.data.resize import shrunk
 
@@ -45,7 +45,7 @@ def _pixels(picture: Picture) -> Pixels:
     return np.frombuffer(picture.pixels, np.uint8).reshape(shape)
 
 
-def _shown(picture: Picture, cells: int, rows: int) -> tuple[Pixels, int, int]:
+def _visible_part(picture: Picture, cells: int, rows: int) -> tuple[Pixels, int, int]:
     """Return the part of a picture that stays recognisable in a room, and its cells and rows."""
     from shared.workloads.data.resize import corner
 
@@ -72,7 +72,7 @@ def half_blocks(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
     """
     from shared.workloads.data import resize  # imported with the first picture
 
-    pixels, wide, high = _shown(picture, cells, rows)
+    pixels, wide, high = _visible_part(picture, cells, rows)
     pairs = resize.half_blocks(pixels, high, wide).tolist()
     return tuple(
         tuple((UPPER, f"{_hex(ink)}/{_hex(paper)}") for ink, paper in row) for row in pairs
@@ -87,7 +87,7 @@ def shades(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
     """Return the picture in plain characters, one for each brightness."""
     from shared.workloads.data import resize
 
-    pixels, wide, high = _shown(picture, cells, rows)
+    pixels, wide, high = _visible_part(picture, cells, rows)
     small = resize.resize(resize.grey(pixels), high, wide)
     level = small.astype(int) * (len(SHADES) - 1) // 255
     return tuple((("".join(SHADES[n] for n in row), "text"),) for row in level.tolist())
@@ -127,20 +127,19 @@ def _hex(colour: Sequence[int]) -> str:
     return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
-# Drawings (a board, images in dots) are never wrapped.
-
-
-def drawn(text: str) -> bool:
-    """Return True if a text is a drawing: its last three lines are equally wide."""
+def is_drawing(text: str) -> bool:
+    """Return True if a text is a drawing (a board, a picture in dots), which is never wrapped: its
+    last three lines are equally wide.
+    """
     rows = text.splitlines()[-3:]
     return len(rows) == 3 and len({cell_len(row) for row in rows}) == 1
 
 
-def picture(preview: str, metrics: dict[str, float], cells: int, height: int) -> list[Line]:
-    """Return a preview's lines, with the numbers of the work next to or below them."""
+def preview_lines(preview: str, metrics: dict[str, float], cells: int, height: int) -> list[Line]:
+    """Return a preview's lines, with the metrics of the task next to or below them."""
     rows = printable_lines(preview)
     facts: list[Line] = [
-        ((left(name.replace("_", " "), 17), "dim"), (count(value, 4), "value"))
+        ((left(name.replace("_", " "), 17), "dim"), (short_number(value, 4), "value"))
         for name, value in list(metrics.items())[:height]
     ]
     wide = max(cell_len(row) for row in rows)

@@ -11,7 +11,7 @@ import msgspec
 
 from shared.workloads.declaration import Measure
 from volunteer.i18n.catalogue import localized
-from volunteer.tui.text import Glyphs, Line, Span, blank, count, fit, left, right
+from volunteer.tui.text import Glyphs, Line, Span, centred, fit, left, right, short_number
 from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.raster import (
     BRAILLE,
@@ -44,9 +44,9 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     empty: str = ""  # sentence shown without points
 
 
-def rising(points: Sequence[Point], measure: Measure) -> Sequence[Point]:
-    """Return a measured loss by version as people read it: for problems, the percentage
-    solved.
+def as_drawn(points: Sequence[Point], measure: Measure) -> Sequence[Point]:
+    """Return the points of a measure as they are drawn: for the share solved, as a percentage that
+    rises.
     """
     return [(x, 100 * (1 - y)) for x, y in points] if measure == "share solved" else points
 
@@ -55,7 +55,7 @@ class Plot(Panel):
     """Panel with a chart, usually drawn at most once a second."""
 
     pace_s = 1.0
-    quick = False  # a curve takes four times as long as all other panels of the dashboard
+    quick = False  # drawing a curve takes four times as long as all other panels together
 
     _subject: object = None
 
@@ -64,8 +64,8 @@ class Plot(Panel):
         """Return the chart of a scene."""
 
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
-        """Draw a scene, or only its titles while the curve is not due: a number in a title must not
-        be older than the same number on another panel. The curve of another subject is due.
+        """Draw a scene, or only its titles while the curve is not due, since a number in a title
+        must not be older than the same number on another panel. A new subject is drawn at once.
         """
         subject = self.subject(scene)
         other, self._subject = subject != self._subject, subject
@@ -73,7 +73,7 @@ class Plot(Panel):
         self.draw_heading()
 
     def hurry(self, scene: Scene) -> None:
-        """Draw only the titles, and the curve too where these are of another subject."""
+        """Draw only the titles, and the curve too if its subject is new."""
         if self.subject(scene) == self._subject:
             super().hurry(scene)
         else:
@@ -87,7 +87,7 @@ class Plot(Panel):
         return plot(self.chart(scene), width, height, scene.glyphs)
 
 
-class Charted(Plot):
+class FunctionPlot(Plot):
     """Plot whose chart and title come from functions of its page."""
 
     def __init__(
@@ -112,7 +112,7 @@ class Charted(Plot):
         return self._title(scene)
 
 
-def edge(view: PlotFrame, width: int, height: int) -> tuple[int, int, dict[int, str]]:
+def margins(view: PlotFrame, width: int, height: int) -> tuple[int, int, dict[int, str]]:
     """Return the cells left of the curve, the rows below it, and the labels of the y axis."""
     bottom = 2 if height >= 5 and width >= 12 else 0
     ticks = y_ticks(view, height - bottom) if width >= 20 else {}
@@ -125,8 +125,8 @@ def plot(chart: Chart, width: int, height: int, glyphs: Glyphs) -> list[Line]:
         return []
     view = frame([s.points for s in chart.series], right=chart.x_end)
     if view is None:
-        return blank(chart.empty, width, height, glyphs.ellipsis)
-    margin, bottom, ticks = edge(view, width, height)
+        return centred(chart.empty, width, height, glyphs.ellipsis)
+    margin, bottom, ticks = margins(view, width, height)
     area = (width - margin, height - bottom)
     alphabet = BRAILLE if glyphs.curve == "braille" else PLAIN
     cells = _layers(chart, area, view, alphabet)
@@ -204,7 +204,9 @@ def y_ticks(view: PlotFrame, rows: int) -> dict[int, str]:
 
 
 def _round_values(view: PlotFrame, tick_count: int) -> list[tuple[float, float]]:
-    """Return about `tick_count` round values inside the frame as (step, value); else its ends."""
+    """Return about `tick_count` round values inside the frame as (step, value); the frame's ends if
+    there are none.
+    """
     span = view.high / 2 - view.low / 2
     if not 0 < span < 5e307:
         return []
@@ -242,7 +244,7 @@ def number(value: float, step: float) -> str:
     if size >= 1e15 or size < 1e-4:
         return f"{value:.0e}".replace("e+", "e").replace("e0", "e").replace("e-0", "e-")
     if size >= 10_000:
-        return count(value).replace(" ", "")
+        return short_number(value).replace(" ", "")
     if step <= 0:
         return f"{value:.6g}"[:LABEL_MAX]
     decimals = min(5, max(0, -math.floor(math.log10(step) + 1e-9)))

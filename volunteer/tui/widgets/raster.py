@@ -1,7 +1,8 @@
 """Curves as dots in character cells: every pixel column shows the lowest and highest of its points,
 so that no spike is lost.
 
-Strokes grow in number with the width, not with the points. Infinite and NaN points are left out.
+The number of strokes grows with the width, not with the points. Infinite and NaN points are left
+out.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def columns(points: Sequence[Point], view: PlotFrame, pixels: int) -> list[Colum
     return spans
 
 
-def runs(
+def line_strokes(
     points: Sequence[Point], view: PlotFrame, wide: int, high: int
 ) -> list[tuple[int, int, int]]:
     """Return vertical strokes (column, from, to) in pixels from the bottom, which form a line
@@ -135,7 +136,7 @@ def dots(
     across, down = alphabet.across, alphabet.down
     pixels = height * down
     masks = [_masks(bits) for bits in alphabet.bits]
-    for x, low, top in runs(points, view, width * across, pixels):
+    for x, low, top in line_strokes(points, view, width * across, pixels):
         column, mask = x // across, masks[x % across]
         start, stop = pixels - 1 - top, pixels - 1 - low  # rows from the top, both inclusive
         for row in range(start // down, stop // down + 1):

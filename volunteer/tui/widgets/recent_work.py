@@ -15,7 +15,7 @@ from volunteer.tui.text import (
     ASCII,
     Glyphs,
     Line,
-    blank,
+    centred,
     clock_time,
     fit,
     left,
@@ -26,7 +26,7 @@ from volunteer.tui.text import (
 )
 from volunteer.tui.view import Curve
 from volunteer.tui.widgets.panel import Panel, Scene
-from volunteer.tui.widgets.pictures import before_and_after, drawn, picture
+from volunteer.tui.widgets.pictures import before_and_after, is_drawing, preview_lines
 
 WORD_CELLS = 11  # width of a verdict
 ROOMY = 60  # width from which run and task number fit
@@ -56,7 +56,7 @@ class Contributions(Panel):
         verdicts = scene.view.status.verdicts
         if not verdicts:
             text = _("your contributions appear here with their verdicts and reasons")
-            return blank(text, width, height)
+            return centred(text, width, height)
         lines: list[Line] = []
         several = len({verdict.run for verdict in verdicts}) > 1
         for verdict in reversed(verdicts[-height:]):
@@ -67,7 +67,7 @@ class Contributions(Panel):
 def verdict_lines(
     verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool = False
 ) -> list[Line]:
-    """Return a verdict in lines, `named` with its run; a refusal's long reason gets its own."""
+    """Return a verdict in one line, with its run if `named`; a refusal's long reason in another."""
     why = reason_of(verdict)
     line = verdict_line(verdict, why, cells, glyphs, named=named)
     if outcome(verdict) not in ("rejected", "unpaid") or why in "".join(text for text, _ in line):
@@ -91,7 +91,7 @@ def outcome(verdict: Verdict, paid: Collection[int] = ()) -> str:
 
 
 def reason_of(verdict: Verdict, *, paid: bool = False) -> str:
-    """Return a verdict's reason; "" if it has none, or waits for a merge but is `paid`."""
+    """Return a verdict's reason; "" if there is none, or it says that the `paid` work waits."""
     if paid and verdict.message == verdict.state:
         return ""
     return translated(verdict_reason(verdict))
@@ -127,23 +127,23 @@ class SampleCard(Panel):
     def heading(self, scene: Scene) -> tuple[str, str]:
         model = scene.view.models.get(scene.view.run())
         sampled = model is not None and model.last_sample is not None
-        if not sampled and _live(scene) is not None:
+        if not sampled and _drawn_curve(scene) is not None:
             return _("This task now"), ""
         text = model.last_sample[1] if model and model.last_sample else ""
-        drawing = drawn(text) or (model is not None and model.last_picture is not None)
+        drawing = is_drawing(text) or (model is not None and model.last_picture is not None)
         return _("What the model draws") if drawing else _("What the model writes"), ""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return sample_lines(scene, width, height)
 
 
-def _live(scene: Scene) -> Curve | None:
-    """Return the curve of the running task if its picture is not already shown in place of the
-    loss.
+def _drawn_curve(scene: Scene) -> Curve | None:
+    """Return the curve of the running task if its preview is a drawing. Without points the plot of
+    the loss shows the preview, so that None is returned.
     """
     task = scene.view.task(scene.device)
     curve = scene.view.curve(task.task) if task is not None else None
-    return curve if curve and curve.points and drawn(curve.preview) else None
+    return curve if curve and curve.points and is_drawing(curve.preview) else None
 
 
 def sample_lines(scene: Scene, cells: int, height: int) -> list[Line]:
@@ -155,21 +155,21 @@ def sample_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     first = model.first_sample if model else None
     last = model.last_sample if model else None
     if last is None:
-        if curve := _live(scene):
-            return picture(curve.preview, curve.metrics, cells, height)
+        if curve := _drawn_curve(scene):
+            return preview_lines(curve.preview, curve.metrics, cells, height)
         text = _("a sample of the model appears here when the next version is evaluated")
-        return blank(text, cells, height)
+        return centred(text, cells, height)
     if first is not None and first[0] == last[0]:
         first = None
-    if drawn(last[1]):
+    if is_drawing(last[1]):
         return _pictures(first, last, cells, height)
     lines: list[Line] = []
     if first is not None and height >= 4:
-        lines += _told(first, cells, max(1, (height - 2) // 2), "dim")
-    return lines + _told(last, cells, height - len(lines) - 1, "text")
+        lines += _sample_lines(first, cells, max(1, (height - 2) // 2), "dim")
+    return lines + _sample_lines(last, cells, height - len(lines) - 1, "text")
 
 
-def _told(sample: tuple[int, str], cells: int, rows: int, role: str) -> list[Line]:
+def _sample_lines(sample: tuple[int, str], cells: int, rows: int, role: str) -> list[Line]:
     version, text = sample
     body = wrap(" ".join(text.split()), cells, rows)
     return [

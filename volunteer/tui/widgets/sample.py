@@ -18,18 +18,18 @@ from volunteer.i18n.catalogue import _
 from volunteer.text import loss, measure_word
 from volunteer.tui.text import ASCII, Line, printable_lines, wrap
 from volunteer.tui.widgets.panel import Panel, Scene
-from volunteer.tui.widgets.pictures import decoded, drawn, half_blocks, shades
+from volunteer.tui.widgets.pictures import decoded, half_blocks, is_drawing, shades
 
 if TYPE_CHECKING:
     from volunteer.control.events import Picture
     from volunteer.tui.app import VolunteerApp
 
-CHARS_MAX = 20_000  # longest sample
+CHARS_MAX = 20_000  # longest part of a sample that is shown
 ROWS_MAX = 400
 
 
 class PictureView(Panel):
-    """Shows one picture; `await show_png(png)` changes it, and refuses any other file."""
+    """Panel with one picture, which `show_png` changes."""
 
     DEFAULT_CSS = """
     PictureView { width: 1fr; height: 1fr; }
@@ -48,8 +48,8 @@ class PictureView(Panel):
             self.draw()
 
 
-class Words(Panel):
-    """Text of a sample, from `top` on; with plain characters, its picture in shades."""
+class SampleText(Panel):
+    """Text of a sample from row `top` on, or in ASCII its picture in shades."""
 
     text = ""
     picture: Picture | None = None
@@ -66,7 +66,7 @@ class Words(Panel):
 
 
 class SampleView(Container):
-    """Card with one version's sample; `look_at` changes it."""
+    """Card with the sample of one version, which `look_at` changes."""
 
     DEFAULT_CSS = """
     SampleView { border: round $line; padding: 0 1; border-title-color: $primary; }
@@ -74,7 +74,7 @@ class SampleView(Container):
     .-ascii SampleView { border: ascii $line; }
     SampleView PictureView { display: none; }
     SampleView.-drawn PictureView { display: block; }
-    SampleView.-drawn Words { display: none; }
+    SampleView.-drawn SampleText { display: none; }
     """
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -82,7 +82,7 @@ class SampleView(Container):
         self._version: int | None = None
 
     def compose(self) -> ComposeResult:
-        yield Words()
+        yield SampleText()
         yield PictureView()
 
     def look_at(self, run: str, row: VersionInfo | None, measure: Measure) -> None:
@@ -93,11 +93,12 @@ class SampleView(Container):
         self._version = version
         value = row.loss if row else None
         self.border_title = Content(_("version {version}", version=version)) if row else ""
-        self.border_subtitle = Content("" if value is None else _value(value, measure))
-        words = self.query_one(Words)
+        self.border_subtitle = Content("" if value is None else _measure_words(value, measure))
+        words = self.query_one(SampleText)
         words.text, words.picture, words.top = (row.sample if row else ""), None, 0
         drawing = row is not None and row.picture is not None
         if not drawing:
+            self.workers.cancel_group(self, "picture")  # the picture of the version before
             self.remove_class("-drawn")
         words.draw()
         if drawing:
@@ -105,7 +106,7 @@ class SampleView(Container):
 
     def scroll_text(self, by: int) -> None:
         """Scroll the text by some rows."""
-        words = self.query_one(Words)
+        words = self.query_one(SampleText)
         words.top = max(0, words.top + by)
         words.draw()
 
@@ -118,8 +119,8 @@ class SampleView(Container):
             png = await control.do(commands.GetPicture(run=run, version=version))
             plain = app.appearance.glyphs.curve == ASCII.curve
             if plain:
-                self.query_one(Words).picture = decoded(png)
-                self.query_one(Words).draw()
+                self.query_one(SampleText).picture = decoded(png)
+                self.query_one(SampleText).draw()
             else:
                 await self.query_one(PictureView).show_png(png)
         except VolunteerError:
@@ -128,7 +129,7 @@ class SampleView(Container):
         self.set_class(not plain, "-drawn")
 
 
-def _value(value: float, measure: Measure) -> str:
+def _measure_words(value: float, measure: Measure) -> str:
     """Return the value of a version's measure, named if it is the share of problems solved."""
     named = f"{measure_word(measure)} " if measure == "share solved" else ""
     return f"{named}{loss(value, measure)}"
@@ -137,7 +138,7 @@ def _value(value: float, measure: Measure) -> str:
 def text_rows(text: str, cells: int) -> list[str]:
     """Return a sample in rows: drawings unchanged, words wrapped with their indentation."""
     text = text[:CHARS_MAX].expandtabs(4)
-    if drawn(text):
+    if is_drawing(text):
         return printable_lines(text, CHARS_MAX)[:ROWS_MAX]
     rows: list[str] = []
     for line in printable_lines(text, CHARS_MAX):

@@ -16,7 +16,7 @@ class Field(Input):
     """Text input without a blinking cursor."""
 
     cursor_blink = reactive(False, init=False)
-    brief: ClassVar[bool] = False  # opened temporarily: enter and escape close it
+    brief: ClassVar[bool] = False  # True for an input that enter and escape close
 
 
 class Finder(Field):

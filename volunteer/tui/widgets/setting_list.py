@@ -23,7 +23,7 @@ from volunteer.tui.setting_labels import (
     grouped,
     label,
     parsed,
-    shown,
+    value_words,
 )
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, panels
@@ -53,8 +53,8 @@ class Editor(Field):
 class SettingList(Vertical):
     """List of settings that can be changed in place.
 
-    `rows` returns the settings, `names` selects the shown ones (none: all, under headings). A
-    second click changes a setting, as does enter if `by_enter`; a page may call `change`.
+    `rows` returns the settings; `names` selects and orders those shown (empty: all, under
+    headings). A second click changes a setting, as do enter if `by_enter` and `change`.
     """
 
     DEFAULT_CSS = """
@@ -186,7 +186,7 @@ class SettingList(Vertical):
         if row.type in ("int", "float"):
             field.select_all()  # typing replaces a number
 
-    def set_back(self) -> None:
+    def reset(self) -> None:
         """Reset the setting under the cursor to its default, if config.toml sets it."""
         row = self.chosen
         if row is not None and row.source == "config.toml":
@@ -220,7 +220,7 @@ class SettingList(Vertical):
 
 def matches(row: SettingRow, needle: str) -> bool:
     """Return True if a setting has this text in its name, label, value or help."""
-    text = f"{row.name} {label(row)} {shown(row)} {_(row.help)}"
+    text = f"{row.name} {label(row)} {value_words(row)} {_(row.help)}"
     return needle.casefold() in text.casefold()
 
 
@@ -231,7 +231,7 @@ def setting_line(row: SettingRow, indent: str = "") -> Row:
         key=row.name,
         cells=(
             ((f"{indent}{label(row)}", "text"),),
-            ((shown(row), "value" if changed else "text"),),
+            ((value_words(row), "value" if changed else "text"),),
             ((_(row.source) if changed else "", "dim"),),
         ),
     )

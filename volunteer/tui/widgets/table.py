@@ -18,7 +18,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from volunteer.i18n.catalogue import _, pgettext
-from volunteer.tui.text import Line, Span, fit, wrap
+from volunteer.tui.text import Line, Span, fit, paragraph
 from volunteer.tui.widgets.panel import Panel, Scene
 
 GAP = 2
@@ -26,7 +26,9 @@ WHEEL_ROWS = 3
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Column of a table, `cells` wide (0: the rest), shown if all columns have `least` cells."""
+    """Column of a table, `cells` wide (0: a share of the room left), shown from a table width of
+    `least` cells on.
+    """
 
     title: str
     context: str = ""  # context of the title in the catalogue
@@ -93,8 +95,8 @@ def lay_out(columns: Sequence[Column], width: int) -> list[tuple[int, int]]:
     return places
 
 
-def _entry(rows: Sequence[Row], at: int, step: int) -> int:
-    """Return the row at a place, or the next one towards `step`, else behind; skip headings."""
+def _selectable(rows: Sequence[Row], at: int, step: int) -> int:
+    """Return the nearest row from `at` on that is no heading, first in the direction of `step`."""
     for direction in (step, -step):
         place = at
         while 0 <= place < len(rows):
@@ -164,7 +166,7 @@ class Listing(Panel):
         self._at = 0
         self._cursor_style: Style | None = None
         self._last = ""  # last row when `Ended` was posted
-        self._held = False  # True once a key or click moved the cursor
+        self._cursor_moved = False  # True once a key or click moved the cursor
 
     # Drawing.
 
@@ -179,8 +181,8 @@ class Listing(Panel):
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         rows = self._filled.rows
         if not rows:
-            return [((text, "dim"),) for text in wrap(self._filled.empty, width, height)]
-        self._follow(rows)
+            return paragraph(self._filled.empty, width, height, "dim")
+        self._keep_cursor(rows)
         titled = self._titled(height)
         room = max(1, height - titled)
         first = self._at - int(self._at > 0 and rows[self._at - 1].heading)
@@ -213,22 +215,22 @@ class Listing(Panel):
             spans = [(text, "dim") for text, _ in spans]
         return tuple(spans)
 
-    def _follow(self, rows: tuple[Row, ...]) -> None:
-        """Keep the cursor on its row when rows come and go; on the first row until it is moved."""
+    def _keep_cursor(self, rows: tuple[Row, ...]) -> None:
+        """Keep the cursor on its row when rows come and go; on the first until a key moves it."""
         place = self.place(rows)
         if place is not None:
             self._at = place
-            self._tell(rows[place].key)
+            self._report_row(rows[place].key)
             return
-        for number, row in enumerate(rows) if self._held else ():
+        for number, row in enumerate(rows) if self._cursor_moved else ():
             if row.key == self.key:
                 self._at = number
                 return
-        self._at = _entry(rows, min(self._at, len(rows) - 1) if self._held else 0, 1)
-        self._tell(rows[self._at].key)
+        self._at = _selectable(rows, min(self._at, len(rows) - 1) if self._cursor_moved else 0, 1)
+        self._report_row(rows[self._at].key)
 
     def place(self, rows: Sequence[Row]) -> int | None:
-        """Return a forced cursor position; None leaves it to the keys."""
+        """Return the row on which the cursor must stand; None: where the keys moved it."""
         return None
 
     def render_line(self, y: int) -> Strip:
@@ -266,16 +268,16 @@ class Listing(Panel):
         rows = self._filled.rows
         if not rows:
             return
-        self._held = True
+        self._cursor_moved = True
         target = max(0, min(number, len(rows) - 1))
-        self._at = _entry(rows, target, 1 if target >= self._at else -1)
-        self._tell(rows[self._at].key)
+        self._at = _selectable(rows, target, 1 if target >= self._at else -1)
+        self._report_row(rows[self._at].key)
         self.draw()
         if self._at == len(rows) - 1 and self._last != self.key:
             self._last = self.key
             self.post_message(self.Ended(self, self.key))
 
-    def _tell(self, key: str) -> None:
+    def _report_row(self, key: str) -> None:
         if key != self.key:
             self.key = key
             self.post_message(self.Moved(self, key))
@@ -306,9 +308,9 @@ class Listing(Panel):
         head = self._titled(self.content_size.height)
         number = offset.y - head + self._top
         if head <= offset.y and number < len(self._filled.rows):
-            again = number == self._at
+            same_row = number == self._at
             self.go(number)
-            if again or event.chain > 1:
+            if same_row or event.chain > 1:
                 self.action_choose()
 
     def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:

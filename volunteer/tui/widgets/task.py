@@ -17,20 +17,20 @@ from volunteer.tui.text import (
     Line,
     Span,
     bar,
-    count,
     countdown,
     fit,
     left,
+    paragraph,
     percent,
     rate,
     right,
+    short_number,
     width,
-    wrap,
 )
 from volunteer.tui.widgets.panel import Panel, Scene
 
 STAGES = (N_("claim"), N_("download"), N_("train"), N_("upload"), N_("check"), N_("credit"))
-BY_THEMSELVES = ("temperature", "disk")  # pauses that no key ends
+BY_THEMSELVES = ("temperature", "disk")  # causes of pauses that end by themselves
 _LATE = N_("(accepted until another worker has it)")
 _AT = {"claimed": 0, "fetch": 1, "train": 2, "upload": 3, "checking": 4}
 
@@ -59,16 +59,21 @@ class TaskCard(Panel):
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         task = scene.view.task(scene.device)
         if task is None:
-            return nothing_to_do(scene, width, height)
-        return working(scene, task, width, height)
+            return no_task_lines(scene, width, height)
+        return task_lines(scene, task, width, height)
 
 
-def working(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Line]:
+def task_lines(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Line]:
     """Return lines about a task; if room is short, only the most important."""
     numbers = _numbers(scene, task, cells)
-    lines = [stages(scene, task, cells), progress(scene, task, cells), *numbers]
+    lines = [stages_line(scene, task, cells), progress_line(scene, task, cells), *numbers]
     if height < 4:
-        lines = [progress(scene, task, cells), numbers[0], stages(scene, task, cells), *numbers[1:]]
+        lines = [
+            progress_line(scene, task, cells),
+            numbers[0],
+            stages_line(scene, task, cells),
+            *numbers[1:],
+        ]
     if height > len(lines):
         lines.insert(1, ())
     if height > len(lines):
@@ -76,8 +81,10 @@ def working(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Lin
     return lines[:height]
 
 
-def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
-    """Return the stages of a task, the present one marked; it and the next if room is short."""
+def stages_line(scene: Scene, task: TaskStatus, cells: int) -> Line:
+    """Return the stages of a task with the present one marked; only the present and the next stage
+    if room is short.
+    """
     glyphs = scene.glyphs
     at = _AT["train" if fetched(task) else task.phase]
     paused = scene.view.status.paused(task.device) is not None
@@ -100,8 +107,8 @@ def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
     return ((f"{sign} {_(STAGES[at])}", role), (following, "faint"), (f"  {at + 1}/6", "dim"))
 
 
-def share(task: TaskStatus) -> float:
-    """Return the finished share of the present stage."""
+def stage_share(task: TaskStatus) -> float:
+    """Return the finished share, 0 to 1, of a task's present stage."""
     if task.phase in ("fetch", "upload") and not fetched(task):
         return task.done_bytes / task.total_bytes if task.total_bytes > 0 else 0.0
     if task.phase == "checking":
@@ -109,7 +116,7 @@ def share(task: TaskStatus) -> float:
     return task.step / task.steps if task.steps > 0 else 0.0
 
 
-def progress(scene: Scene, task: TaskStatus, cells: int) -> Line:
+def progress_line(scene: Scene, task: TaskStatus, cells: int) -> Line:
     """Return bar, per cent, and steps or bytes."""
     if task.phase in ("fetch", "upload") and task.total_bytes > 0 and not fetched(task):
         done = _(
@@ -124,13 +131,15 @@ def progress(scene: Scene, task: TaskStatus, cells: int) -> Line:
     elif things := task.counted:
         done = _("{step} of {steps} {things}", step=task.step, steps=task.steps, things=_(things))
     elif task.phase == "claimed":
-        done = _("{steps} steps, {samples} samples", steps=task.steps, samples=count(task.samples))
+        done = _(
+            "{steps} steps, {samples} samples", steps=task.steps, samples=short_number(task.samples)
+        )
     else:
         done = _("step {step} of {steps}", step=task.step, steps=task.steps)
-    tail = f"  {right(percent(share(task)), 5)}  {done}"
+    tail = f"  {right(percent(stage_share(task)), 5)}  {done}"
     if cell_len(tail) > cells - 8:
-        tail = f" {right(percent(share(task)), 5)}"
-    drawn = bar(share(task), cells - cell_len(tail), scene.glyphs)
+        tail = f" {right(percent(stage_share(task)), 5)}"
+    drawn = bar(stage_share(task), cells - cell_len(tail), scene.glyphs)
     if scene.view.status.paused(task.device):
         drawn = tuple((text, "warn" if role == "fill" else role) for text, role in drawn)
     return (*drawn, (tail, "text"))
@@ -146,7 +155,7 @@ def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
         curve = scene.view.curve(task.task)
         metrics = list(curve.metrics.items())[:1] if curve and task.loss is None else []
         facts = [
-            *(("", count(value), name.replace("_", " ")) for name, value in metrics),
+            *(("", short_number(value), name.replace("_", " ")) for name, value in metrics),
             *([] if metrics else [(_("loss"), loss(task.loss), "")]),
             (_("left"), eta, ""),
             ("", rate(task.steps_per_s), f"{_(task.counted) or _('steps')}/s"),
@@ -159,7 +168,7 @@ def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
         (_("reserved for"), lease, "") if left_s > 0 else ("", _("lease over"), _(_LATE)),
         (_("pays"), credit(task.price_micro), _("credits")),
         (_("version"), str(task.version) if task.version or task.phase == "train" else "-", ""),
-        ("", count(task.samples), _(task.counted) or _("samples")),
+        ("", short_number(task.samples), _(task.counted) or _("samples")),
     ]
     return [first, _row(second, cells)]
 
@@ -184,14 +193,14 @@ def _row(facts: Sequence[tuple[str, str, str]], cells: int) -> Line:
     return tuple(span for span in spans if span[0])
 
 
-def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
+def no_task_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     """Return the reason for having no task, and its end or the key that starts work."""
     state = activity(scene.view, scene.now, scene.glyphs, scene.device)
     status = scene.view.status
     sentence = state.sentence
     if pause := status.paused(scene.device):
-        by_owner = pause.by == YOU or pause.by in BY_THEMSELVES
-        hint = "" if by_owner else _("press space to resume")
+        no_hint = pause.by == YOU or pause.by in BY_THEMSELVES
+        hint = "" if no_hint else _("press space to resume")
     elif status.finishing:
         hint = _("press f to keep going, q to quit")
     elif not status.online and status.connection:
@@ -199,7 +208,7 @@ def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
         hint = _("press r to try now")
     else:
         hint = ""
-    rows = [((text, "text"),) for text in wrap(sentence, cells, max(1, height - 2))]
+    rows = paragraph(sentence, cells, max(1, height - 2))
     lines: list[Line] = [((f"{state.sign} {state.word}", state.role),), *rows]
     if hint:
         lines.append((("", "text"), (left(hint, cells), "accent")))

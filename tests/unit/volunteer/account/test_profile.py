@@ -32,7 +32,7 @@ from volunteer.control import commands
 from volunteer.engine import Engine
 from volunteer.headless import status_lines
 from volunteer.settings.settings import directories
-from volunteer.tui.view import begin
+from volunteer.tui.view import initial_view
 
 
 def server(key: str = "ab" * 32, name: str = "home") -> ServerInfo:
@@ -231,7 +231,7 @@ def test_a_restarted_volunteer_still_knows_what_became_of_its_contributions(tmp_
     profile.home(made).remember_verdicts((merged,), 1)
     status = Engine(places).control.status
     assert status.verdicts == (merged,)
-    assert begin(status).models["r"].mine == {3}  # marked on the curve
+    assert initial_view(status).models["r"].mine == {3}  # marked on the curve
     (places.profile / "current").write_text("../elsewhere")
     assert Engine(places).control.status.verdicts == ()  # `run` says what is wrong
 

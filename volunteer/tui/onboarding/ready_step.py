@@ -11,7 +11,7 @@ from volunteer.tui.onboarding.onboarding_step import BACK, Step
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 
-BAR = N_("press  ENTER  to start")
+START_BAR = N_("press  ENTER  to start")
 
 
 class ReadyStep(Step):
@@ -30,14 +30,14 @@ class ReadyStep(Step):
 
     def proceed(self) -> None:
         """Start the work."""
-        if self.engine is not None:
-            self.volunteer.command(self.engine.do(commands.Resume()), self.finish)
+        if self.control is not None:
+            self.volunteer.command(self.control.do(commands.Resume()), self.finish)
 
     def press_space(self) -> None:
         self.proceed()
 
     def _draw(self, scene: Scene, width: int, height: int) -> list[Line]:
-        words = _(BAR)
+        words = _(START_BAR)
         inner = cell_len(words) + 8
         indent = " " * max(0, (width - inner) // 2)
         edge = (f"{indent}{' ' * inner}", "text")

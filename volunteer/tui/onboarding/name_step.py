@@ -12,7 +12,7 @@ from shared.errors import VolunteerError
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN, fits_nickname
 from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _
-from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, OnboardingChoice, Step, said
+from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, OnboardingChoice, Step, text_lines
 from volunteer.tui.text import Line
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Field
@@ -53,10 +53,10 @@ class NameStep(Step):
         self.query_one("#verdict-name", FunctionPanel).draw()
 
     def proceed(self) -> None:
-        self._trouble = trouble(self.choice.name)
+        self._trouble = name_problem(self.choice.name)
         self.query_one("#verdict-name", FunctionPanel).draw()
         if not self._trouble:
-            self.post_message(self.Done())
+            self.finish()
 
     @on(Input.Changed, "#nickname")
     def _typed(self, event: Input.Changed) -> None:
@@ -72,8 +72,8 @@ class NameStep(Step):
 
     def _verdict(self, scene: Scene, width: int, height: int) -> list[Line]:
         if self._trouble:
-            return said(self._trouble, width, height, "bad", scene.glyphs.cross)
-        return said(
+            return text_lines(self._trouble, width, height, "bad", scene.glyphs.cross)
+        return text_lines(
             _(
                 "{least} to {most} letters, digits, blanks and - _ . '",
                 least=NICKNAME_MIN,
@@ -87,7 +87,7 @@ class NameStep(Step):
     def _sent(self, scene: Scene, width: int, height: int) -> list[Line]:
         lines: list[Line] = []
         for text in SENT:
-            lines += said(_(text), width, 2, "dim", scene.glyphs.dot)
+            lines += text_lines(_(text), width, 2, "dim", scene.glyphs.dot)
         hidden = any(r.name == "public" and r.value is False for r in self.choice.settings)
         word = (
             _("hidden from others (ctrl+o shows it)")
@@ -103,10 +103,10 @@ class NameStep(Step):
 
     async def _hide(self) -> None:
         public = not any(r.name == "public" and r.value is False for r in self.choice.settings)
-        if self.engine is None:
+        if self.control is None:
             return
         try:
-            self.choice.settings = await self.engine.do(
+            self.choice.settings = await self.control.do(
                 commands.SetSettings(changes={"public": not public})
             )
         except VolunteerError as error:
@@ -114,8 +114,8 @@ class NameStep(Step):
         self.query_one("#sent", FunctionPanel).draw()
 
 
-def trouble(name: str) -> str:
-    """Return the first fault of a nickname that needs no coordinator to find; "" if none."""
+def name_problem(name: str) -> str:
+    """Return the first fault of a nickname that this machine can find; "" if none."""
     if not name:
         return ""
     if len(name) < NICKNAME_MIN:

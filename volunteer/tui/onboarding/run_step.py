@@ -12,9 +12,9 @@ from shared.workloads.base import installed
 from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _, ngettext
 from volunteer.text import origin_of
-from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, Step, said
+from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, Step, text_lines
 from volunteer.tui.run_estimate import RunEstimate, estimate
-from volunteer.tui.text import Line, count
+from volunteer.tui.text import Line, short_number
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
@@ -46,7 +46,7 @@ class RunStep(Step):
     def proceed(self) -> None:
         self.query_one("#choices", Listing).action_choose()
 
-    def shown(self, scene: Scene) -> None:
+    def update_from(self, scene: Scene) -> None:
         self.query_one("#about-run", FunctionPanel).draw()
 
     def _filling(self, scene: Scene) -> Filling:
@@ -57,10 +57,10 @@ class RunStep(Step):
             )
         ]
         for info in scene.view.status.runs:
-            able = self._estimate(scene, info.name)
+            run_estimate = self._estimate(scene, info.name)
             earns = (
-                _("{credits} an hour", credits=count(able.credits_per_hour))
-                if able.credits_per_hour is not None
+                _("{credits} an hour", credits=short_number(run_estimate.credits_per_hour))
+                if run_estimate.credits_per_hour is not None
                 else ""
             )
             rows.append(
@@ -69,9 +69,9 @@ class RunStep(Step):
                     cells=(
                         ((printable(info.name, 60), "text"),),
                         ((earns, "text"),),
-                        ((able.sentence, "text" if able.fits else "dim"),),
+                        ((run_estimate.sentence, "text" if run_estimate.fits else "dim"),),
                     ),
-                    dim=not able.fits,
+                    dim=not run_estimate.fits,
                 )
             )
         return Filling(rows=tuple(rows), title="", subtitle=_("up and down choose"))
@@ -86,13 +86,13 @@ class RunStep(Step):
         info = next((run for run in scene.view.status.runs if run.name == key), None)
         if info is None:
             if not scene.view.status.runs:
-                return said(
+                return text_lines(
                     _("This coordinator has no run yet. Your machine begins when it starts one."),
                     width,
                     height,
                     "dim",
                 )
-            return said(
+            return text_lines(
                 _(
                     "The coordinator gives you the run that suits this machine best. You can "
                     "choose another one at any time."
@@ -117,15 +117,17 @@ class RunStep(Step):
             licence += " " + _("No licence of the data is stated.")
         if info.origin:
             licence += " " + _("It begins from {origin}.", origin=origin_of(info))
-        return [*said(info.description, width, 2), *said(licence, width, 2, "dim")][:height]
+        return [*text_lines(info.description, width, 2), *text_lines(licence, width, 2, "dim")][
+            :height
+        ]
 
     @on(Listing.Chosen)
     def _chosen(self, event: Listing.Chosen) -> None:
         event.stop()
-        if self.engine is None:
+        if self.control is None:
             return
         runs = () if event.key == ANY else (event.key,)
-        self.volunteer.command(self.engine.do(commands.ChooseRuns(runs=runs)), self.finish)
+        self.volunteer.command(self.control.do(commands.ChooseRuns(runs=runs)), self.finish)
 
     @on(Listing.Moved)
     def _moved(self, event: Listing.Moved) -> None:
@@ -135,13 +137,13 @@ class RunStep(Step):
 
 
 def own_files(run: str, samples: Mapping[str, int]) -> str:
-    """Return the sentence about a run that learns from own files: how many pieces there are, or how
-    to add them.
+    """Return, for a run that learns from the volunteer's own files, how many pieces are prepared,
+    or the command that adds files.
     """
-    if count := samples.get(run, 0):
+    if pieces := samples.get(run, 0):
         return ngettext(
             "It learns from your own files: {n} piece is prepared.",
             "It learns from your own files: {n} pieces are prepared.",
-            count,
+            pieces,
         )
     return _("It learns from your own files: `volunteer data add {run} PATH`.", run=run)
