@@ -64,6 +64,14 @@ NO_WORDS = {
     "{}FLOP/s",
     "NFKD",
     "Panel",
+    "Model: {}",  # the licence and the card of an exported model, which are English
+    "Trained by volunteers.",
+    "`pip install {}`",
+    "the program `volunteer`",
+    "In this folder, with {}:",
+    ", on whose held-out part the loss was {} and is {}",
+    "- trained further on the data of one member{}",
+    "- it may repeat parts of those data: whoever may not read them may not have it",
 }
 
 
