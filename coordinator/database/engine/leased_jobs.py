@@ -69,12 +69,12 @@ class LeasedJobs(Generic[J]):
             return None
         lease = {"state": self._leased, "owner": owner, "lease_until": until}
         lease |= {"attempt": row["attempt"] + 1} | values
-        conn.execute(self._lease, {f"its_{key}": row[key] for key in self._keys} | lease)
+        conn.execute(self._lease, {f"where_{key}": row[key] for key in self._keys} | lease)
         return self._row(**{**row, **lease})
 
     def change(self, conn: Connection, job: J, **values: object) -> bool:
         """Change a leased job; return False if another process took it over, or it has ended."""
-        key = {f"its_{name}": getattr(job, name) for name in (*self._keys, "attempt")}
+        key = {f"where_{name}": getattr(job, name) for name in (*self._keys, "attempt")}
         return conn.execute(self._change, key | values).rowcount == 1
 
     def renew(self, conn: Connection, job: J, until: float) -> bool:
