@@ -38,7 +38,7 @@ Stop = Callable[[], bool]
 PAUSE_S = 0.05  # interval of checking whether a pause has ended
 RESTART_S = 1.0  # shortest time before a dead child is started again
 NICENESS = 5  # lower priority than the server, so that sockets go first
-EXPENDABLE = "500"  # the kernel ends this process before the server when memory is short
+OOM_SCORE = "500"  # of 1000: the kernel ends this process before the server when memory is short
 
 log = structlog.get_logger("compute")
 
@@ -215,7 +215,7 @@ def _stop(paused: Flag, ends: Stop) -> Stop:
 
 def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
     """Answer calls until the server closes the pipe, or has died."""
-    step_back(NICENESS, EXPENDABLE)
+    yield_to_server(NICENESS, OOM_SCORE)
     Thread(target=_end_with_the_server, daemon=True).start()
     with gc_freeze.long_lived():
         _limit_threads(torch_threads)
@@ -225,7 +225,7 @@ def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
             pipe.send(_reply(work, (_stop(paused, lambda: False), *arguments)))
 
 
-def step_back(niceness: int, expendable: str) -> None:
+def yield_to_server(niceness: int, oom_score: str) -> None:
     """Yield to the server's process: for processors, for memory, and when the kernel must end a
     process.
     """
@@ -233,7 +233,7 @@ def step_back(niceness: int, expendable: str) -> None:
     with contextlib.suppress(OSError):
         os.nice(niceness)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write(expendable)
+        score.write(oom_score)
 
 
 def _end_with_the_server() -> None:

@@ -38,7 +38,7 @@ from coordinator.experience.harvest import Harvest
 from coordinator.experience.replay import Replay
 from coordinator.inference.answerers import Answerers
 from coordinator.inference.answers import Answers
-from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import InferenceEngine
 from coordinator.inference.volunteer_engine import VolunteerEngine
 from coordinator.intake.intake import Examiners, Intake
@@ -315,7 +315,7 @@ class Coordinator(Platform):
                 errors=errors,
                 claims_waiting=self.claims.waiting,
                 answers=settings.inference,
-                answers_waiting=meter.waiting,
+                answers_waiting=meter.running,
                 answer_tokens=sum(meter.tokens.values()),
                 first_token_s=first.total_s / first.count if first.count else None,
                 answering_machines=self.answerers.waiting,
@@ -343,18 +343,23 @@ class Coordinator(Platform):
         settings = self.settings
         engine: InferenceEngine | None = None
         if settings.inference == "builtin":
-            power = Power.of(settings)
-            builtin = BuiltinEngine(self.db, self.clock, self.blobs, power)
-            on, manifest = (self.db, self.blobs), self.run_queries.manifest
-            draws = self.answers.meter.draws
-            engine = VolunteerEngine(builtin, self.answerers, draws, on, manifest)
+            limits = ProcessLimits.of(settings)
+            builtin = BuiltinEngine(self.db, self.clock, self.blobs, limits)
+            engine = VolunteerEngine(
+                builtin,
+                self.answerers,
+                self.answers.meter.draws,
+                self.db,
+                self.blobs,
+                self.run_queries.manifest,
+            )
             self.answers.connect(engine)
         elif settings.inference != "off":
             from coordinator.inference.upstream import UpstreamEngine, upstream
 
             there = upstream(settings)
             engine = UpstreamEngine(self.db, self.clock, self.blobs, there)
-            self.answers.connect(engine, there.newest())
+            self.answers.connect(engine, there.pinned_versions())
         return engine
 
     @asynccontextmanager

@@ -1,8 +1,9 @@
 """Volunteers' machines that wait for prompts, and the tokens that arrive from answering machines.
 
 Machines and prompts are held in memory only, and a machine answers only requests to the process
-to which it offered itself. Asker and owner both agree that the machine may read the prompt. Its
-answer is not trusted: the tokens are counted, bounded, timed, and may be compared later.
+to which it offered itself. Asker and owner both agree that the machine may read the prompt. The
+machine's answer is not trusted: its tokens are counted, bounded and timed, and may be compared with
+the model's afterwards.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
 WAITING_MAX = 10_000  # machines; beyond this the longest waiting one is dropped
 # longest wait for the first and for each further token, before another machine is asked
 FIRST_S, NEXT_S = 20.0, 5.0
-PACE_S = 1.0  # time for each token after the first: one token every few seconds is too slow
+PACE_S = 1.0  # a whole answer may take FIRST_S, and this time for each of its tokens
 REST_S = 60.0  # time without prompts for a machine that was too slow
 
 
-class Silent(Exception):
-    """Raised when a machine stops in the middle of an answer."""
+class SilentMachine(Exception):
+    """Raised when a machine stops, fails or is too slow in the middle of an answer."""
 
 
-class Waiting:
+class WaitingMachine:
     """Machine waiting for a prompt."""
 
     def __init__(self, principal: Principal, runs: Collection[str]) -> None:
@@ -56,14 +57,14 @@ class Waiting:
 class AnswerPart:
     """Tokens of an answer that come from one machine."""
 
-    def __init__(self, waiting: Waiting, task: AnswerTask) -> None:
+    def __init__(self, waiting: WaitingMachine, task: AnswerTask) -> None:
         self.id = task.id
         self.worker_id = waiting.worker_id
         self.volunteer_id = waiting.volunteer_id
         self.tokens: list[int] = []
-        self.finish = ""
-        self.wanted = True
-        self._most = task.max_tokens
+        self.finish = ""  # "stop", "length" or "failed" at the end
+        self.wanted = True  # False once nobody needs further tokens
+        self._tokens_max = task.max_tokens
         self._arrived = asyncio.Event()
 
     def take(self, sent: AnswerTokens) -> bool:
@@ -74,14 +75,14 @@ class AnswerPart:
             self.finish = "failed"
         else:
             new = sent.tokens[len(self.tokens) - sent.start :]
-            self.tokens += new[: self._most - len(self.tokens)]
-            full = len(self.tokens) == self._most
+            self.tokens += new[: self._tokens_max - len(self.tokens)]
+            full = len(self.tokens) == self._tokens_max
             self.finish = sent.finish or ("length" if full else "")
         self._arrived.set()
         return not self.finish
 
-    async def arriving(self) -> AsyncGenerator[int]:
-        """Yield tokens as they arrive, until the end. Raises Silent if they stop, or arrive far too
+    async def stream(self) -> AsyncGenerator[int]:
+        """Yield tokens as they arrive, until the end. Raises SilentMachine if they stop, or arrive too
         slowly.
         """
         sent, limit_s, now = 0, FIRST_S, asyncio.get_running_loop().time
@@ -91,7 +92,7 @@ class AnswerPart:
                 sent, limit_s = sent + 1, NEXT_S
                 yield token
             if self.finish == "failed":
-                raise Silent
+                raise SilentMachine
             if self.finish and sent == len(self.tokens):
                 return
             self._arrived.clear()
@@ -100,17 +101,17 @@ class AnswerPart:
                 try:
                     await asyncio.wait_for(self._arrived.wait(), min(limit_s, left_s))
                 except TimeoutError:
-                    raise Silent from None
+                    raise SilentMachine from None
 
 
 class Answerers:
-    """Machines waiting for prompts, and machines answering one."""
+    """Machines waiting for prompts, and machines answering prompts."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
         self._rng = random.SystemRandom()
-        self._waiting: dict[str, Waiting] = {}  # keyed by worker, the longest waiting first
+        self._waiting: dict[str, WaitingMachine] = {}  # keyed by worker, the longest waiting first
         self._parts: dict[str, AnswerPart] = {}
         self._rests: dict[str, float] = {}  # worker -> end of its time without prompts
 
@@ -130,7 +131,7 @@ class Answerers:
         if account is None or not account.takes_part or account.standing != "vetted":
             raise Forbidden("answering prompts is for accounts that are vetted: train first")
         wait_s = max(0.0, min(request.wait_s, LONG_POLL_S_MAX))
-        waiting = Waiting(principal, request.runs)
+        waiting = WaitingMachine(principal, request.runs)
         self._end(self._waiting.pop(waiting.worker_id, None))
         while len(self._waiting) >= WAITING_MAX:
             self._end(self._waiting.pop(next(iter(self._waiting))))
@@ -143,24 +144,24 @@ class Answerers:
             if self._waiting.get(waiting.worker_id) is waiting:
                 del self._waiting[waiting.worker_id]
 
-    def begin(self, run: str, task: AnswerTask, *, but: Collection[str]) -> AnswerPart | None:
-        """Assign a task to a waiting machine whose account is not in `but`; return None if there is
-        none. Each volunteer has the same chance, whatever the number of its machines.
+    def begin(self, run: str, task: AnswerTask, *, excluded: Collection[str]) -> AnswerPart | None:
+        """Assign a task to a waiting machine whose account is not in `excluded`; return None if
+        there is none. Each volunteer has the same chance, whatever the number of its machines.
         """
         now = self._clock.monotonic()
         self._rests = {worker: until for worker, until in self._rests.items() if until > now}
-        fit = [
+        candidates = [
             offer
             for offer in self._waiting.values()
             if not offer.task.done()  # the machine's wait has just ended
-            and offer.volunteer_id not in but
+            and offer.volunteer_id not in excluded
             and (not offer.runs or run in offer.runs)
             and offer.worker_id not in self._rests
         ]
-        if not fit:
+        if not candidates:
             return None
-        owner = self._rng.choice(sorted({offer.volunteer_id for offer in fit}))
-        waiting = self._rng.choice([offer for offer in fit if offer.volunteer_id == owner])
+        owner = self._rng.choice(sorted({offer.volunteer_id for offer in candidates}))
+        waiting = self._rng.choice([offer for offer in candidates if offer.volunteer_id == owner])
         task = msgspec.structs.replace(task, id=secrets.token_hex(16))
         part = self._parts[task.id] = AnswerPart(waiting, task)
         del self._waiting[waiting.worker_id]
@@ -168,7 +169,7 @@ class Answerers:
         return part
 
     def end(self, part: AnswerPart, *, silent: bool = False) -> None:
-        """Take no more tokens for a part; a silent machine gets no prompts for a while."""
+        """Accept no more tokens of a part; a silent machine gets no prompts for REST_S."""
         part.wanted = False
         self._parts.pop(part.id, None)
         if silent:
@@ -181,6 +182,6 @@ class Answerers:
             return AnswerGoOn(go_on=False)
         return AnswerGoOn(go_on=part.take(request))
 
-    def _end(self, waiting: Waiting | None) -> None:
+    def _end(self, waiting: WaitingMachine | None) -> None:
         if waiting is not None and not waiting.task.done():
             waiting.task.set_result(None)

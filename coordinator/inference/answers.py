@@ -54,13 +54,13 @@ RETRY_S = 10.0
 NO_KEY = (
     "send the header Authorization: Bearer KEY; `volunteer key create` makes one for who has helped"
 )
-PLAIN = "chat: a plain transcript (System, User, Assistant), because the run has no template"
-READ = (
+PLAIN_CHAT = "chat: a plain transcript (System, User, Assistant), because the run has no template"
+READ_BY_VOLUNTEERS = (
     "volunteers' machines may answer, and their owners can read prompts;"
     ' answered_by = "organiser" keeps yours off them'
 )
-OWN = "chat: the run's own template"
-TOKENIZERS = "chat: the template of the model's tokenizer"
+RUN_TEMPLATE = "chat: the run's own template"
+TOKENIZER_TEMPLATE = "chat: the template of the model's tokenizer"
 
 
 class UnknownModel(NotFound):
@@ -76,7 +76,7 @@ class Servable(msgspec.Struct, frozen=True, kw_only=True):
     serve: ServeSettings
     template: bool  # the chat template of its tokenizer formats conversations
     tier: TierSettings
-    unit_nano: int
+    unit_nano: int  # price of a token or image, in thousandths of a micro-credit
     asker: Asker
 
 
@@ -138,8 +138,8 @@ class AnswerStream:
         waiting = {asyncio.ensure_future(_next(s)): n for n, s in enumerate(self._sequences)}
         try:
             while waiting and not disconnect.done():
-                either: list[asyncio.Future[Any]] = [*waiting, disconnect]
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                futures: list[asyncio.Future[Any]] = [*waiting, disconnect]
+                await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
                 done = [task for task in waiting if task.done()]
                 arrived = [(waiting.pop(task), self._counted(task)) for task in done]
                 for number, piece in arrived:
@@ -188,7 +188,7 @@ class Answers:
         self._only: Mapping[str, int] = {}
 
     def connect(self, engine: InferenceEngine, only: Mapping[str, int] | None = None) -> None:
-        """Set the engine, and `only`: the runs for which the engine has a single version."""
+        """Set the engine; `only` maps the runs of which it has a single version to that version."""
         self._engine, self._only = engine, only or {}
 
     # --- models ---
@@ -211,7 +211,7 @@ class Answers:
         """Return a model by its id. Raises UnknownModel, which names the nearest id, Forbidden."""
 
         def read(conn: Connection) -> ModelCard:
-            run, version = _resolved(conn, name, asker, self._only)
+            run, version = _resolve(conn, name, asker, self._only)
             return _card(conn, run, name, version, self._templates)
 
         return await self._db.read(read)
@@ -223,7 +223,7 @@ class Answers:
         """
 
         def read(conn: Connection) -> Servable:
-            run, version = _resolved(conn, name, asker, self._only)
+            run, version = _resolve(conn, name, asker, self._only)
             serve = definition(run).file.serve
             total = payments.balances(conn, asker.volunteer_id).total_micro
             return Servable(
@@ -231,7 +231,8 @@ class Answers:
                 version=ModelVersion(run_id=run.id, run=run.name, version=version),
                 output=definition(run).declaration.output,
                 serve=serve,
-                template=_chat(run, datasets.of_run(conn, run), self._templates) == TOKENIZERS,
+                template=_chat_format(run, datasets.of_run(conn, run), self._templates)
+                == TOKENIZER_TEMPLATE,
                 tier=serving.ORGANISER if asker.organiser else serving.tier_of(serve, total),
                 unit_nano=0 if asker.organiser else _unit_nano(run),
                 asker=asker,
@@ -245,7 +246,7 @@ class Answers:
     # --- answers ---
 
     @asynccontextmanager
-    async def text(self, model: Servable, wish: TextPrompt) -> AsyncIterator[AnswerStream]:
+    async def text(self, model: Servable, request: TextPrompt) -> AsyncIterator[AnswerStream]:
         """Answer prompts within the block; at its end, the generated tokens are settled.
 
         Raises InvalidField, Forbidden, InsufficientQuota, TooManyRequests, Unavailable without an
@@ -254,29 +255,35 @@ class Answers:
         if why := refusal(model.output, "ask", model.name):
             raise InvalidField(why, "model")
         engine = self._working()
-        least = 1 if wish.max_tokens is None else min(wish.max_tokens, model.tier.tokens)
+        least = 1 if request.max_tokens is None else min(request.max_tokens, model.tier.tokens)
         # before the engine loads the model to prepare the prompts
-        await self.meter.check(_order(model, wish.kind, 1, least * wish.choices))
-        prepared = [await _prepared(engine, model, wish, prompt) for prompt in wish.prompts]
-        _check_bias(wish, prepared[0].vocabulary)
-        size = sum(len(prompt.tokens) for prompt in prepared)
-        most = [_room(model, wish, len(prompt.tokens), prompt.context) for prompt in prepared]
+        await self.meter.check(_order(model, request.kind, 1, least * request.choices))
+        prepared = [await _prepare(engine, model, request, prompt) for prompt in request.prompts]
+        _check_bias(request, prepared[0].vocabulary)
+        prompt_tokens = sum(len(prompt.tokens) for prompt in prepared)
+        tokens_max = [
+            _room(model, request, len(prompt.tokens), prompt.context) for prompt in prepared
+        ]
         # the prompts' tokens are paid as they are scored
-        scored = size if wish.echo and wish.logprobs is not None else 0
-        order = _order(model, wish.kind, size - scored, scored + sum(most) * wish.count)
+        scored = prompt_tokens if request.echo and request.logprobs is not None else 0
+        order = _order(
+            model, request.kind, prompt_tokens - scored, scored + sum(tokens_max) * request.count
+        )
         metered = await self.meter.begin(msgspec.structs.replace(order, scored=scored))
         count = partial(self.meter.count, metered)
         try:
             if scored:
-                for number, prompt in enumerate(wish.prompts):
-                    prepared[number] = await _prepared(engine, model, wish, prompt, wish.logprobs)
+                for number, prompt in enumerate(request.prompts):
+                    prepared[number] = await _prepare(
+                        engine, model, request, prompt, request.logprobs
+                    )
                     count(len(prepared[number].tokens))
-            generations = _generations(model, wish, prepared, most, metered.id)
+            generations = _generations(model, request, prepared, tokens_max, metered.id)
             sequences = [engine.generate(generation) for generation in generations]
-            answer = AnswerStream(metered, size, sequences, count)
+            answer = AnswerStream(metered, prompt_tokens, sequences, count)
             answer.calls = prepared[0].calls
-            if wish.echo:
-                answer.echoes = _echoes(wish, prepared, most)
+            if request.echo:
+                answer.echoes = _echoes(request, prepared, tokens_max)
         except BaseException:
             await self.meter.end(metered)
             raise
@@ -315,86 +322,88 @@ class Answers:
         return self._engine
 
 
-async def _prepared(
+async def _prepare(
     engine: InferenceEngine,
     model: Servable,
-    wish: TextPrompt,
+    request: TextPrompt,
     prompt: str | TokenPrompt | ChatPrompt,
     probe: int | None = None,
 ) -> PreparedPrompt:
     try:
-        return await engine.prepare(model.version, prompt, probe, wish.rule)
+        return await engine.prepare(model.version, prompt, probe, request.rule)
     except InvalidField:
         raise
     except BadRequest as error:
-        raise InvalidField(error.message, wish.field) from error
+        raise InvalidField(error.message, request.field) from error
 
 
 def _generations(
     model: Servable,
-    wish: TextPrompt,
+    request: TextPrompt,
     prepared: Sequence[PreparedPrompt],
-    most: Sequence[int],
+    tokens_max: Sequence[int],
     request_id: str,
 ) -> list[Generation]:
     """Return the sequences to generate, prompt by prompt; none for a prompt that is only scored."""
     generations: list[Generation] = []
     for place, prompt in enumerate(prepared):
-        text = wish.prompts[place]
-        for number in range(place * wish.count, (place + 1) * wish.count):
+        text = request.prompts[place]
+        for number in range(place * request.count, (place + 1) * request.count):
             sequence = batch.Sequence(
                 id=f"{request_id}-{number}",
                 prompt=prompt.tokens,
-                max_tokens=most[place],
-                seed=wish.seed + number,
-                temperature=wish.temperature,
-                top_p=wish.top_p,
-                shaping=wish.shaping,
+                max_tokens=tokens_max[place],
+                seed=request.seed + number,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                shaping=request.shaping,
                 grammar=prompt.grammar,
-                stop=(*wish.stop, *model.serve.stop, *prompt.stop),
+                stop=(*request.stop, *model.serve.stop, *prompt.stop),
                 ends=prompt.ends,
-                logprobs=wish.logprobs,
+                logprobs=request.logprobs,
             )
             generation = Generation(
                 model=model.version,
                 sequence=sequence,
                 text=text if isinstance(text, str) else "",
                 vocabulary=prompt.vocabulary,
-                volunteers=_volunteers(model, wish),
+                volunteers=_volunteers_may_answer(model, request),
                 asker=model.asker.volunteer_id,
             )
-            generations += [generation] if most[place] else []
+            generations += [generation] if tokens_max[place] else []
     return generations
 
 
 def _echoes(
-    wish: TextPrompt, prepared: Sequence[PreparedPrompt], most: Sequence[int]
+    request: TextPrompt, prepared: Sequence[PreparedPrompt], tokens_max: Sequence[int]
 ) -> tuple[AnswerPiece, ...]:
     """Return the prompts as beginnings of their answers; an answer with no room ends there."""
     echoes: list[AnswerPiece] = []
-    for words, prompt, room in zip(wish.prompts, prepared, most, strict=True):
+    for words, prompt, room in zip(request.prompts, prepared, tokens_max, strict=True):
         text = words if isinstance(words, str) else prompt.text
         end: FinishReason | None = None if room else "length"
-        echoes += [AnswerPiece(text=text, logprobs=prompt.said, finish=end)] * wish.count
+        echoes += [AnswerPiece(text=text, logprobs=prompt.logprobs, finish=end)] * request.count
     return tuple(echoes)
 
 
-def _check_bias(wish: TextPrompt, vocabulary: int) -> None:
+def _check_bias(request: TextPrompt, vocabulary: int) -> None:
     """Raise InvalidField for a biased token that the model does not have."""
-    largest = max((token for token, _ in wish.shaping.bias), default=0) if wish.shaping else 0
+    largest = max((token for token, _ in request.shaping.bias), default=0) if request.shaping else 0
     if largest >= vocabulary > 0:
         raise InvalidField(
             f"logit_bias has the token {largest}, and the model {vocabulary}", "logit_bias"
         )
 
 
-def _volunteers(model: Servable, wish: TextPrompt) -> bool:
-    """Return True if volunteers' machines may answer. A free answer would not pay them."""
-    is_private = wish.private or model.asker.organiser
+def _volunteers_may_answer(model: Servable, request: TextPrompt) -> bool:
+    """Return True if volunteers' machines may answer: neither private prompts, nor the organiser's,
+    whose free answers would not pay them.
+    """
+    is_private = request.private or model.asker.organiser
     return model.serve.answered_by == "volunteers" and not is_private
 
 
-def _order(model: Servable, kind: str, tokens_in: int, most: int) -> MeteredRequest:
+def _order(model: Servable, kind: str, tokens_in: int, tokens_max: int) -> MeteredRequest:
     return MeteredRequest(
         asker=model.asker,
         run_id=model.version.run_id,
@@ -405,30 +414,30 @@ def _order(model: Servable, kind: str, tokens_in: int, most: int) -> MeteredRequ
         model=model.name,
         kind=kind,
         tokens_in=tokens_in,
-        tokens_max=most,
+        tokens_max=tokens_max,
         house_share=model.serve.house_share,
     )
 
 
-def _room(model: Servable, wish: TextPrompt, prompt: int, context: int) -> int:
+def _room(model: Servable, request: TextPrompt, prompt: int, context: int) -> int:
     """Return how many tokens may be generated. Raises InvalidField with the figures."""
     room, limit = context - prompt, model.tier.tokens
-    if room < (1 if wish.max_tokens is None else wish.max_tokens):
-        answer_room = f" and {wish.max_tokens} more" if wish.max_tokens and room > 0 else ""
+    if room < (1 if request.max_tokens is None else request.max_tokens):
+        answer_room = f" and {request.max_tokens} more" if request.max_tokens and room > 0 else ""
         remedy = "shorten it, or lower max_tokens" if answer_room else "shorten it"
         raise InvalidField(
             f"the prompt has {prompt} tokens{answer_room}, and {context} fit, answer included: "
             f"{remedy}",
-            wish.field,
+            request.field,
             "context_length_exceeded",
         )
-    if wish.max_tokens is not None and wish.max_tokens > limit:
+    if request.max_tokens is not None and request.max_tokens > limit:
         raise InvalidField(
-            f"an answer for this account has at most {limit} tokens, not {wish.max_tokens}: "
+            f"an answer for this account has at most {limit} tokens, not {request.max_tokens}: "
             "training raises this limit",
             "max_tokens",
         )
-    return min(room, limit, DEFAULT_TOKENS) if wish.max_tokens is None else wish.max_tokens
+    return min(room, limit, DEFAULT_TOKENS) if request.max_tokens is None else request.max_tokens
 
 
 def _unit_nano(run: RunRow) -> int:
@@ -448,7 +457,7 @@ def _may_ask(run: RunRow, asker: Asker, helped: bool) -> bool:
     return allowed and (not asker.runs or run.name in asker.runs)
 
 
-def _resolved(
+def _resolve(
     conn: Connection, name: str, asker: Asker, only: Mapping[str, int]
 ) -> tuple[RunRow, int]:
     """Return the run and the version of a model id. Raises UnknownModel, Forbidden."""
@@ -479,7 +488,7 @@ def _resolved(
     here = only.get(run.name)
     if here is None:
         return run, _version(conn, run, which)
-    if here > run.head or which not in ("", str(here), "best" * (here == run.best)):
+    if here > run.head or which not in ("", str(here), "best" if here == run.best else ""):
         raise UnknownModel(f"only {run.name}@{here} answers here, no other version of this run")
     return run, here
 
@@ -512,20 +521,20 @@ def _cards(conn: Connection, run: RunRow, only: int | None, templates: bool) -> 
     return cards
 
 
-def _chat(run: RunRow, dataset: DatasetRow | None, templates: bool) -> str:
+def _chat_format(run: RunRow, dataset: DatasetRow | None, templates: bool) -> str:
     """Return how conversations are formatted for a run's model, in words."""
     if definition(run).file.serve.chat != ServeSettings().chat:
-        return OWN
+        return RUN_TEMPLATE
     templated = templates and dataset is not None and TEMPLATE in dataset.manifest.assets
-    return TOKENIZERS if templated else PLAIN
+    return TOKENIZER_TEMPLATE if templated else PLAIN_CHAT
 
 
 def _card(conn: Connection, run: RunRow, name: str, version: int, templates: bool) -> ModelCard:
     about, dataset = definition(run), datasets.of_run(conn, run)
     file = about.file
     text = about.declaration.output == "text"
-    chat = _chat(run, dataset, templates) if text else ""
-    read = READ * (text and file.serve.answered_by == "volunteers")
+    chat = _chat_format(run, dataset, templates) if text else ""
+    read = READ_BY_VOLUNTEERS if text and file.serve.answered_by == "volunteers" else ""
     return ModelCard(
         id=name,
         created=int(versions.get(conn, run.id, version).created_at),

@@ -52,7 +52,7 @@ RESTART_S, RESTART_MAX_S = 1.0, 60.0  # wait after the first death, and after ma
 log = structlog.get_logger("inference")
 
 
-class Power(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Threads and memory that the process may take, and the device that it uses."""
 
     threads: int = 0  # 0 = half the cores
@@ -60,7 +60,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
 
     @classmethod
-    def of(cls, settings: Settings) -> Power:
+    def of(cls, settings: Settings) -> ProcessLimits:
         """Return the resources that the settings allow."""
         return cls(
             threads=settings.inference_threads,
@@ -75,12 +75,12 @@ class BuiltinEngine:
     templates = True
 
     def __init__(
-        self, db: Database, clock: Clock, blobs: BlobStore, power: Power | None = None
+        self, db: Database, clock: Clock, blobs: BlobStore, limits: ProcessLimits | None = None
     ) -> None:
         self._db = db
         self._clock = clock
         self._blobs = blobs
-        self._power = power or Power()
+        self._limits = limits or ProcessLimits()
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -107,13 +107,13 @@ class BuiltinEngine:
         order = messages.Prepare(
             id=_id(), model=files, prompt=text, tokens=tokens, probe=probe, rule=rule
         )
-        async with self._ordered(order) as events:
+        async with self._exchange(order) as events:
             return (await _next(events, messages.TokenizedPrompt)).prompt
 
     async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
         files = await self._files(request.model)
         order = messages.Generate(model=files, sequence=_renamed(request.sequence))
-        async with self._ordered(order) as events:
+        async with self._exchange(order) as events:
             while True:
                 piece = (await _next(events, messages.GeneratedPiece)).piece
                 yield piece
@@ -123,8 +123,8 @@ class BuiltinEngine:
     async def compare(
         self, request: Generation, tokens: Sequence[int], *, ended: bool
     ) -> tuple[int, int]:
-        """Return how many tokens of an answer were compared, and how many the version would not
-        have chosen. `ended` says that the answer ended after these tokens.
+        """Return how many tokens of an answer were compared, and how many of them the version
+        would not have chosen. `ended` says that the answer ended after these tokens.
         """
         order = messages.Compare(
             id=_id(),
@@ -133,14 +133,14 @@ class BuiltinEngine:
             tokens=tuple(tokens),
             ended=ended,
         )
-        async with self._ordered(order) as events:
+        async with self._exchange(order) as events:
             comparison = await _next(events, messages.Comparison)
-        return comparison.looked, comparison.wrong
+        return comparison.compared, comparison.wrong
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
         files = await self._files(model)
         order = messages.DrawPictures(id=_id(), model=files, count=count, seed=seed)
-        async with self._ordered(order) as events:
+        async with self._exchange(order) as events:
             return (await _next(events, messages.DrawnPictures)).images
 
     async def close(self) -> None:
@@ -156,20 +156,19 @@ class BuiltinEngine:
     # --- the process ---
 
     @contextlib.asynccontextmanager
-    async def _ordered(self, order: messages.Question) -> AsyncIterator[_Events]:
+    async def _exchange(self, order: messages.Question) -> AsyncIterator[_Events]:
         """Send an order and yield its events; leaving the block cancels a running generation."""
-        where_id = order.sequence.id if isinstance(order, messages.Generate) else order.id
         events: _Events = asyncio.Queue()
         writer = await self._connected()
-        self._waiting[where_id] = events
+        self._waiting[order.id] = events
         try:
             await _send(writer, order)
             yield events
         finally:
-            del self._waiting[where_id]
+            del self._waiting[order.id]
             if isinstance(order, messages.Generate) and writer is self._writer:
                 with contextlib.suppress(Unavailable):
-                    await _send(writer, messages.Cancel(id=where_id))
+                    await _send(writer, messages.Cancel(id=order.id))
 
     async def _connected(self) -> asyncio.StreamWriter:
         async with self._starting:
@@ -187,9 +186,9 @@ class BuiltinEngine:
                         "-m",
                         "coordinator.inference.worker",
                         str(far.fileno()),
-                        str(self._power.threads or half_the_cores()),
-                        str(self._power.memory_bytes),
-                        self._power.device,
+                        str(self._limits.threads or half_the_cores()),
+                        str(self._limits.memory_bytes),
+                        self._limits.device,
                         pass_fds=[far.fileno()],
                         stdin=asyncio.subprocess.DEVNULL,
                     )

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 AT_ONCE = 8  # comparisons that run at once
-KEPT_MAX = 10_000  # unsettled requests that are kept; the oldest are dropped
+KEPT_MAX = 10_000  # unsettled requests whose answers are kept; the oldest are dropped
 WAITING_MAX = 8  # waiting draws at which an account gets no more prompts
-CAUGHT = "answers of its machine were not those of the model"
+SUSPENSION_REASON = "answers of its machine were not those of the model"
 
 log = structlog.get_logger("answers")
 
@@ -65,12 +65,11 @@ class AnswerDraws:
         self.roll: Callable[[], float] = random.SystemRandom().random
         self._compare: Comparer | None = None
         self._kept: dict[str, dict[str, AccountParts]] = {}  # keyed by request and account
-        self._settled: dict[
-            str, None
-        ] = {}  # settled requests that `_look` has not examined, oldest first
+        # settled requests whose drawn answers are not queued yet, oldest first
+        self._settled: dict[str, None] = {}
         self._queues: dict[str, deque[AccountParts]] = {}  # by account
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by account; "" examines settled requests
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by account; "" queues drawn answers
 
     def connect(self, compare: Comparer) -> None:
         """Set the function that compares tokens with the model's."""
@@ -78,7 +77,7 @@ class AnswerDraws:
 
     @property
     def waiting(self) -> int:
-        """Return the number of settled requests not yet examined, plus drawn answers to compare."""
+        """Return the number of settled requests not yet looked up, plus drawn answers to compare."""
         return len(self._settled) + sum(len(queue) for queue in self._queues.values())
 
     @property
@@ -95,18 +94,18 @@ class AnswerDraws:
             while len(self._kept) > KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
 
-    def settled(self, request_id: str, answered: Collection[str]) -> None:
-        """Let the drawn answers of a settled request be compared, and the others be dropped."""
+    def note_settled(self, request_id: str, answered: Collection[str]) -> None:
+        """Have the drawn answers of a settled request compared, and the others dropped."""
         if answered or request_id in self._kept:
             self._settled[request_id] = None
-            self.go_on()
+            self.start_comparisons()
 
-    def go_on(self) -> None:
+    def start_comparisons(self) -> None:
         """Start the waiting comparisons, also any that a failed read or write interrupted."""
         if self._settled:
-            self._begin("", self._look)
+            self._begin("", self._queue_drawn)
         for who in self._queues:
-            self._begin(who, partial(self._work_off, who))
+            self._begin(who, partial(self._compare_queue, who))
 
     async def close(self) -> None:
         """End the comparisons; another process records the waiting draws as not comparable."""
@@ -119,8 +118,8 @@ class AnswerDraws:
         if name not in self._tasks:
             self._tasks[name] = asyncio.create_task(job())
 
-    async def _look(self) -> None:
-        """Queue the drawn answers of settled requests, and a share of the unpaid ones."""
+    async def _queue_drawn(self) -> None:
+        """Queue the drawn answers of settled requests, and a share of those that were not paid."""
         try:
             while self._settled:
                 request_id = next(iter(self._settled))
@@ -134,19 +133,19 @@ class AnswerDraws:
                 for who in sorted(drawn):
                     parts = by_account.get(who, AccountParts(request_id, []))
                     self._queues.setdefault(who, deque()).append(parts)
-                self.go_on()
+                self.start_comparisons()
         except VolunteerError as error:
             log.warning("draws are looked at later", error=error.message)
         finally:
             del self._tasks[""]
 
-    async def _work_off(self, who: str) -> None:
+    async def _compare_queue(self, who: str) -> None:
         """Compare the queued answers of an account, oldest first."""
         queue = self._queues[who]
         try:
             while queue:
                 async with self._room:
-                    await self._tell(who, queue[0])
+                    await self._compare_answer(who, queue[0])
                 queue.popleft()
         except VolunteerError as error:
             log.warning("a draw waits", volunteer=who, error=error.message)
@@ -155,15 +154,15 @@ class AnswerDraws:
             if not queue:
                 del self._queues[who]
 
-    async def _tell(self, who: str, parts: AccountParts) -> None:
+    async def _compare_answer(self, who: str, parts: AccountParts) -> None:
         """Compare an answer and record the result."""
-        comparison, now, name = await self._found(parts), self._clock.now(), parts.request_id
+        comparison, now, name = await self._comparison(parts), self._clock.now(), parts.request_id
 
         def change(conn: Connection) -> bool:
             if comparison is None:
                 answer_pay.mark_untold(conn, name, who, now)
                 return False
-            reason = f"{CAUGHT}: {comparison[1]} of {comparison[0]} tokens"
+            reason = f"{SUSPENSION_REASON}: {comparison[1]} of {comparison[0]} tokens"
             other = answer_pay.record_comparison(conn, name, who, comparison, reason, now)
             if other:
                 with suppress(NotFound):
@@ -173,18 +172,18 @@ class AnswerDraws:
         if await self._db.write(change):
             log.warning("an answer was not the model's", volunteer=who)
 
-    async def _found(self, account_parts: AccountParts) -> tuple[int, int] | None:
-        """Return how many tokens were compared and how many are wrong; None if the check is
-        impossible.
+    async def _comparison(self, account_parts: AccountParts) -> tuple[int, int] | None:
+        """Return how many tokens were compared and how many are wrong; None if none can be
+        compared.
         """
-        looked = wrong = 0
+        compared = wrong = 0
         try:
             if self._compare is None:
                 raise Unavailable("no engine compares answers here")
             for request, part in account_parts.parts:
                 comparison = await self._compare(request, part.tokens, ended=part.finish == "stop")
-                looked, wrong = looked + comparison[0], wrong + comparison[1]
+                compared, wrong = compared + comparison[0], wrong + comparison[1]
         except VolunteerError as error:  # an impossible check punishes no account
             log.warning("an answer was not compared", error=error.message)
             return None
-        return (looked, wrong) if looked else None
+        return (compared, wrong) if compared else None

@@ -38,8 +38,8 @@ class Grammars:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    def written(self, rule: AnswerRule, form: ToolCallForm | None) -> str:
-        """Return the grammar of a rule; "" for an answer that is free. Raises InvalidField."""
+    def of_rule(self, rule: AnswerRule, form: ToolCallForm | None) -> str:
+        """Return the grammar of a rule; "" if it allows any answer. Raises InvalidField."""
         if find_spec("llguidance") is None:
             raise InvalidField(MISSING, "response_format")
         rules: dict[str, str] = {}
@@ -65,7 +65,7 @@ class Grammars:
         from llguidance import LLMatcher
 
         end = () if self._reader.end is None else (self._reader.end,)
-        return GrammarConstraint(LLMatcher(self._tokens, grammar), (*ends, *end))
+        return GrammarConstraint(LLMatcher(self._tokenizer, grammar), (*ends, *end))
 
     def _calls(
         self, functions: Mapping[str, dict[str, Any]], form: ToolCallForm, *, several: bool
@@ -84,7 +84,7 @@ class Grammars:
         return rules
 
     def _terms(self, text: str) -> str:
-        """Return a text of a template as terms of a grammar: its special tokens, and texts."""
+        """Return the text of a template as terms of a grammar: special tokens by number, and texts."""
         if not text:
             return ""
         terms: list[str] = []
@@ -101,13 +101,13 @@ class Grammars:
         """Raise InvalidField for a grammar that the library refuses."""
         from llguidance import LLMatcher
 
-        problem = LLMatcher.validate_grammar(grammar, self._tokens)
+        problem = LLMatcher.validate_grammar(grammar, self._tokenizer)
         if problem:
             reason = problem.partition("\n")[0].rpartition("JSON schema: ")[2]
             raise InvalidField(f"{param}: {escaped(reason, 300)}", param)
 
     @cached_property
-    def _tokens(self) -> LLTokenizer:
+    def _tokenizer(self) -> LLTokenizer:
         """Return the version's tokens, in the library's form."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
@@ -144,7 +144,7 @@ class GrammarConstraint:
 
 
 class _Spellings:
-    """Bytes of a version's tokens, and one more token that ends an answer."""
+    """Bytes of a version's tokens, and a token after the last that ends an answer."""
 
     def __init__(self, reader: Reader) -> None:
         spellings = [reader.spelling(token) for token in range(reader.vocabulary)]
@@ -156,7 +156,7 @@ class _Spellings:
         self._longest = max(map(len, self.tokens))
 
     def __call__(self, text: bytes) -> list[int]:
-        """Return the tokens of a text that the grammar forces: the longest ones."""
+        """Return tokens of a text that the grammar forces, each as long as possible."""
         tokens: list[int] = []
         while text:
             sizes = range(min(self._longest, len(text)), 0, -1)

@@ -15,7 +15,7 @@ from shared.workloads.data.chat_template import DialogueTurn
 from shared.workloads.data.tool_calls import ToolCallForm
 from shared.workloads.generation import batch
 
-CHARACTERS_MAX = 64  # longest prompt: characters for each token that fits
+CHARACTERS_MAX = 64  # longest prompt, in characters for each token of the context
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -68,9 +68,11 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     context: int  # most tokens of prompt and answer together
     vocabulary: int = 0  # number of the model's tokens; 0 = unknown
     ends: tuple[int, ...] = ()  # tokens that end an answer
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()  # texts that end an answer
     text: str = ""  # text of a prompt given as tokens
-    said: tuple[TokenLogprob, ...] = ()  # log-probabilities of the prompt's tokens, if requested
+    logprobs: tuple[
+        TokenLogprob, ...
+    ] = ()  # log-probabilities of the prompt's tokens, if requested
     grammar: str = ""  # grammar of the answer, for a rule
     calls: ToolCallForm | None = None  # form of the answer's calls of functions
 
@@ -82,7 +84,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
     model: ModelVersion
     sequence: batch.Sequence
-    text: str = ""  # the prompt as it was given, for engines with their own tokens
+    text: str = ""  # the prompt as it was given, for engines that tokenize it themselves
     vocabulary: int = 0  # number of the model's tokens; 0 = unknown
     volunteers: bool = False  # volunteers' machines may compute the answer, and so read it
     asker: str = ""  # account that asks: its own machines do not answer
@@ -91,7 +93,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probability of a token, and of its likeliest alternatives (bytes of text, value)."""
 
-    data: bytes  # a part of a character is no text
+    data: bytes  # UTF-8 of the token, which may end within a character
     logprob: float | None  # None for the first token of a prompt
     top: tuple[tuple[bytes, float], ...] = ()
 

@@ -46,6 +46,10 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     model: ModelFiles
     sequence: Sequence
 
+    @property
+    def id(self) -> str:
+        return self.sequence.id
+
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     """Order to drop a sequence."""
@@ -101,7 +105,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag="compared"):
     """Counts of compared tokens, and of tokens that this version would not choose."""
 
     id: str
-    looked: int
+    compared: int
     wrong: int
 
 

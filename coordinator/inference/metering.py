@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from coordinator.database.volunteers import VolunteerRow
     from shared.clock import Clock
 
-TICK_S = 1.0
+TICK_S = 1.0  # interval at which streamed tokens are written to the database
 BEAT_S = 20.0  # interval at which requests without new tokens are written as alive
 GONE_S = 60.0  # a request that was not written for this long counts as abandoned
 WAIT_S = 5.0  # wait of an account with too many unanswered tokens before it may ask again
@@ -71,7 +71,7 @@ class MeteredRequest(msgspec.Struct, frozen=True, kw_only=True):
     unit_nano: int
     tokens_in: int
     tokens_max: int
-    scored: int = 0  # those of `tokens_max` that are the prompt's
+    scored: int = 0  # tokens of the prompt within `tokens_max`, which are paid as they are scored
     house_share: float = 0.0
 
     @property
@@ -88,9 +88,9 @@ class RunningRequest:
         self.began = began  # instant of the monotonic clock
         self.tokens = 0
         self.answered: Counter[str] = Counter()  # tokens computed by volunteers, by account
-        self.written = 0
-        self.first_s: float | None = None
-        self.ended = False
+        self.written = 0  # tokens that the database has
+        self.first_s: float | None = None  # time to the first token
+        self.ended = False  # True from the first try to settle it
 
     @property
     def streamed(self) -> StreamProgress:
@@ -110,12 +110,12 @@ class Meter:
         self.draws = AnswerDraws(db, clock)
         self._live: dict[str, RunningRequest] = {}
         self._beaten = clock.monotonic()
-        self.requests: Counter[str] = Counter()  # counts by run, since the start
+        self.requests: Counter[str] = Counter()  # by run, since this process began
         self.tokens: Counter[str] = Counter()
         self.first_token = Durations(SLOW_S)
 
     @property
-    def waiting(self) -> int:
+    def running(self) -> int:
         """Return how many requests of this process are running."""
         return len(self._live)
 
@@ -167,7 +167,7 @@ class Meter:
         ending = Ending(now=now, roll=self.draws.roll, first_s=first, replica=self._replica)
         cost = await self._db.write(lambda conn: request_rows.end(conn, metered.id, done, ending))
         self._forget(metered)
-        self.draws.settled(metered.id, metered.answered)
+        self.draws.note_settled(metered.id, metered.answered)
         return cost
 
     def _forget(self, metered: RunningRequest) -> None:
@@ -180,7 +180,7 @@ class Meter:
 
     def _hold(self, conn: Connection, order: MeteredRequest, request_id: str, now: float) -> None:
         account = store.locked(conn, order.asker.volunteer_id)
-        free, worst = self._price(conn, order, account, now)
+        free, price_max = self._price(conn, order, account, now)
         row = OpenRow(
             run_id=order.run_id,
             version=order.version,
@@ -194,7 +194,7 @@ class Meter:
             volunteer_id=account.id,
             key_id=order.asker.key_id,
             free=free,
-            held_micro=worst,
+            held_micro=price_max,
             replica=self._replica,
             at=now,
         )
@@ -203,7 +203,9 @@ class Meter:
     def _price(
         self, conn: Connection, order: MeteredRequest, account: VolunteerRow, now: float
     ) -> tuple[bool, int]:
-        """Return True if a request is free, and its highest price. Raises the refusal."""
+        """Return True if a request is free, and its highest price in micro-credits. Raises the
+        refusal.
+        """
         if not account.takes_part:
             raise Forbidden("a banned or suspended account gets no answers")
         since = now - now % DAY_S
@@ -217,30 +219,36 @@ class Meter:
         free = units <= quota and (
             request_rows.free_since(conn, account.id, order.run_id, since) + units <= quota
         )
-        worst = 0 if free else cost_micro(order.unit_nano, units)
-        if worst > AMOUNT_MAX:
+        price_max = 0 if free else cost_micro(order.unit_nano, units)
+        if price_max > AMOUNT_MAX:
             raise BadRequest("this would cost more than can be paid: ask for fewer tokens")
-        if worst:
-            self._check_caps(conn, order, open_now, worst, now)
-        return free, worst
+        if price_max:
+            self._check_caps(conn, order, open_now, price_max, now)
+        return free, price_max
 
     def _check_caps(
-        self, conn: Connection, order: MeteredRequest, open_now: UnderWay, worst: int, now: float
+        self,
+        conn: Connection,
+        order: MeteredRequest,
+        open_now: UnderWay,
+        price_max: int,
+        now: float,
     ) -> None:
         """Raise InsufficientQuota if credit or a cap is too small, Unauthorized for a dead key."""
         asker = order.asker
-        have = payments.balances(conn, asker.volunteer_id).earned_micro
-        if have < worst:
+        earned_micro = payments.balances(conn, asker.volunteer_id).earned_micro
+        if earned_micro < price_max:
+            missing = credit(price_max - earned_micro, 6)
             raise InsufficientQuota(
-                f"this may cost {credit(worst, 6)} credits, and {credit(worst - have, 6)} are "
+                f"this may cost {credit(price_max, 6)} credits, and {missing} are "
                 f"missing: ask for fewer tokens, or {EARN}"
             )
         since, most = now - now % DAY_S, self._day_micro
-        day = request_rows.spent_since(conn, asker.volunteer_id, since) if most else 0
-        if most and day + worst > most:
+        spent_today = request_rows.spent_since(conn, asker.volunteer_id, since) if most else 0
+        if most and spent_today + price_max > most:
             raise InsufficientQuota(
                 f"this account may spend {credit(most)} credits a day, and has spent "
-                f"or held {credit(day, 6)} of them: ask again tomorrow (UTC)"
+                f"or held {credit(spent_today, 6)} of them: ask again tomorrow (UTC)"
             )
         if asker.key_id is None:
             return
@@ -248,10 +256,10 @@ class Meter:
         if not key.works(now):
             raise Unauthorized("this key was revoked or has expired")
         used = key.spent_micro + open_now.key_micro
-        if key.cap_micro is not None and used + worst > key.cap_micro:
+        if key.cap_micro is not None and used + price_max > key.cap_micro:
             raise InsufficientQuota(
                 f"this key may spend {credit(key.cap_micro, 6)} credits, and has spent or held "
-                f"{credit(used, 6)}: this may cost {credit(worst, 6)}; use or make another key"
+                f"{credit(used, 6)}: this may cost {credit(price_max, 6)}; use or make another key"
             )
 
     # --- crash safety ---
@@ -289,7 +297,7 @@ class Meter:
             self._beaten = self._clock.monotonic()
             if self.draws.waiting:
                 await self._db.write(lambda conn: answer_pay.beat(conn, self._replica, now))
-        self.draws.go_on()
+        self.draws.start_comparisons()
         if out:
             await self._db.write(lambda conn: request_rows.beat(conn, out, now))
             for row in rows:
@@ -303,19 +311,19 @@ class Meter:
         """
         now = self._clock.now()
         before, own_ids = now + 1 if all_replicas else now - GONE_S, tuple(self._live)
-        left, settled = await asyncio.to_thread(OrphanStreams.take, self._folder), False
+        orphans, settled = await asyncio.to_thread(OrphanStreams.take, self._folder), False
         ending = Ending(now=now, roll=self.draws.roll)
         try:
-            sent = left.streamed
-            left_over = await self._db.read(
+            logged = orphans.streamed
+            abandoned = await self._db.read(
                 lambda conn: (
                     request_rows.abandoned(conn, before, own_ids)
-                    | request_rows.still_open(conn, [*sent])
+                    | request_rows.still_open(conn, [*logged])
                 )
             )
-            for request_id, recorded in left_over.items():
+            for request_id, recorded in abandoned.items():
                 streamed = max(
-                    recorded, sent.get(request_id, recorded), key=lambda progress: progress.out
+                    recorded, logged.get(request_id, recorded), key=lambda progress: progress.out
                 )
                 end = partial(
                     request_rows.end, request_id=request_id, streamed=streamed, ending=ending
@@ -323,14 +331,14 @@ class Meter:
                 await self._db.write(end)
             settled = True
         finally:
-            left.release(settled=settled)
+            orphans.release(settled=settled)
         lost = partial(answer_pay.abandoned, before=before, replica=self._replica)
         for request_id, who in await self._db.read(lost):
             untold = partial(answer_pay.mark_untold, request_id=request_id, who=who, now=now)
             await self._db.write(untold)
-        if left_over:
-            log.info("settled after a crash", requests=len(left_over))
-        return len(left_over)
+        if abandoned:
+            log.info("settled after a crash", requests=len(abandoned))
+        return len(abandoned)
 
 
 def _check_minute(conn: Connection, order: MeteredRequest, volunteer_id: str, now: float) -> None:

@@ -24,7 +24,7 @@ from shared.files.file_lock import locked
 FOLDER = "streams"  # folder in the data directory
 SLOT_BYTES = 2048  # half a page, so that a kill never leaves half a slot written
 SLOTS_MAX = 8192  # requests at once; beyond this the database's record counts
-FILES_MAX = 1000  # most files of dead processes that one recovery reads
+FILES_MAX = 1000  # files of dead processes that one recovery reads at most
 
 log = structlog.get_logger("metering")
 
@@ -73,7 +73,7 @@ class StreamLog:
             self._path, self._file = None, -1
 
     def _put(self, slot: int, data: bytes) -> None:
-        # the record is too long, or there is no file to clear
+        # the slot is too small for the record, or there is no file to clear
         if len(data) >= SLOT_BYTES or not (data or self._path):
             return
         try:
@@ -105,17 +105,17 @@ class OrphanStreams:
 
     @classmethod
     def take(cls, folder: Path) -> Self:
-        """Lock and read the logs in a folder that no process holds."""
-        left = cls()
+        """Lock and read those logs of a folder that no living process has locked."""
+        orphans = cls()
         for path in sorted(folder.glob("*.slots"))[:FILES_MAX]:
             with suppress(OSError):  # the file's process has just ended, and deleted it
                 file = path.open("r+b")
                 if locked(file.fileno()):
-                    left._files[path] = file
-                    left.streamed |= read_slots(file)
+                    orphans._files[path] = file
+                    orphans.streamed |= read_slots(file)
                 else:
                     file.close()
-        return left
+        return orphans
 
     def release(self, *, settled: bool) -> None:
         """Close the files; with `settled`, delete them."""
@@ -134,8 +134,8 @@ def read_slots(file: BinaryIO) -> dict[str, StreamProgress]:
         data, ended, _ = slot.partition(b"\n")
         if data and ended:
             with suppress(msgspec.DecodeError, ValueError, RecursionError):
-                one = decode(data, _StreamSlot)
-                slots[one.id] = one.streamed
+                record = decode(data, _StreamSlot)
+                slots[record.id] = record.streamed
         if len(slot) < SLOT_BYTES:
             break
     return slots

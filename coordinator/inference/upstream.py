@@ -46,9 +46,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open_database import Database
-    from coordinator.runs.definition import definition
     from coordinator.storage.blobs import BlobStore
-from shared.clock import Clock
+    from shared.clock import Clock
 
 CONNECT_S = 5.0
 SILENT_S = 60.0  # longest wait for a token, or for a whole reply that is not streamed
@@ -57,7 +56,7 @@ REST_S = 2.0  # wait after a failed connection, before the server is tried again
 STREAMS_MAX = 256  # streams at once; more requests wait for CONNECT_S and are then refused
 STOPS_MAX = 4  # most stop strings that the server gets; this engine searches for every one itself
 SEEDS = 1 << 31
-UNKNOWN = -1  # stands for a token whose number is unknown
+UNKNOWN_TOKEN = -1  # a token whose number is unknown
 SPARE_CHUNKS = 8  # chunks with text that are allowed beyond one for each token
 LINE_BYTES_MAX, CHUNK_BYTES = 1 << 18, 8192
 BROKE_OFF = "the answer broke off"
@@ -75,13 +74,13 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     names: Mapping[str, str] = {}
     key: str = ""
 
-    def newest(self) -> dict[str, int]:
-        """Return, by run, the version that a name pins as `run@version`."""
+    def pinned_versions(self) -> dict[str, int]:
+        """Return the version of each run of which `names` has a single one (RUN@40)."""
         pinned = (name.partition("@") for name in self.names)
         return {run: int(version) for run, at, version in pinned if at}
 
     def name_of(self, model: ModelVersion) -> str:
-        """Return this server's name for a version."""
+        """Return the server's name of a version."""
         exact = f"{model.run}@{model.version}"
         name = self.names.get(exact) or self.names.get(model.run, exact)
         return name.replace("{version}", str(model.version))
@@ -124,13 +123,18 @@ class UpstreamEngine:
     templates = False
 
     def __init__(
-        self, db: Database, clock: Clock, blobs: BlobStore, upstream: Upstream, silent_s: float = 0
+        self,
+        db: Database,
+        clock: Clock,
+        blobs: BlobStore,
+        upstream: Upstream,
+        silent_s: float = SILENT_S,
     ) -> None:
         self._db = db
         self._clock = clock
         self._blobs = blobs
         self._upstream = upstream
-        self._silent_s = silent_s or SILENT_S
+        self._silent_s = silent_s
         self._rest_until = 0.0
         headers = {"accept-encoding": "identity"}
         if upstream.key:
@@ -159,7 +163,7 @@ class UpstreamEngine:
         rest = self._rest_until - self._clock.monotonic()
         if rest > 0:
             raise Unavailable("answers are not computed at the moment", retry_after_s=rest)
-        context, tokenizer = await self._about(model)
+        context, tokenizer = await self._context_and_tokenizer(model)
         check_length(len(prompt), context)
         tokens = await asyncio.to_thread(_tokens, prompt, tokenizer)
         return PreparedPrompt(tokens=tokens, context=context)
@@ -169,13 +173,13 @@ class UpstreamEngine:
         text = _TextStream(request)
         reply = self._reply("/completions", request.model, _body(request))
         async with reply as response, aclosing(_chunks(response, bytes_max)) as chunks:
-            while (piece := await self._soon(text.next(chunks), self._silent_s)) is not None:
+            while (piece := await self._within(text.next(chunks), self._silent_s)) is not None:
                 yield piece
             if not text.cut:
                 with suppress(Unavailable):
-                    await self._soon(text.rest(chunks), USAGE_S)
+                    await self._within(text.rest(chunks), USAGE_S)
         if text.usage is None and text.written and not text.cut:
-            _, tokenizer = await self._about(request.model)
+            _, tokenizer = await self._context_and_tokenizer(request.model)
             text.usage = len(await asyncio.to_thread(_tokens, text.written, tokenizer))
         yield text.last()
 
@@ -196,7 +200,7 @@ class UpstreamEngine:
         body = {"model": self._upstream.name_of(model), **body}
         request = self._http.build_request("POST", self._upstream.url.rstrip("/") + path, json=body)
         try:
-            response = await self._soon(self._http.send(request, stream=True), self._silent_s)
+            response = await self._within(self._http.send(request, stream=True), self._silent_s)
         except httpx.PoolTimeout:
             raise Unavailable("too many prompts wait for an answer", retry_after_s=5) from None
         except (httpx.HTTPError, OSError) as error:
@@ -208,10 +212,10 @@ class UpstreamEngine:
             if response.status_code != 200:
                 await self._refuse(response, model)
             if response.headers.get("content-encoding", "identity") != "identity":
-                _broken("a compressed reply")
+                _break_off("a compressed reply")
             yield response
         except (httpx.HTTPError, httpx.StreamError, OSError) as error:
-            _broken(error)
+            _break_off(error)
         finally:
             await response.aclose()
 
@@ -219,7 +223,7 @@ class UpstreamEngine:
         """Raise the asker's error for a refusal by the server, whose own words are logged."""
         status = response.status_code
         try:
-            reply_bytes = await self._soon(_whole(response, LINE_BYTES_MAX), USAGE_S)
+            reply_bytes = await self._within(_read_all(response, LINE_BYTES_MAX), USAGE_S)
         except Unavailable:
             reply_bytes = b""
         words = "".join(c for c in reply_bytes.decode(errors="replace")[:200] if c.isprintable())
@@ -236,7 +240,8 @@ class UpstreamEngine:
         wait_s = min(3600, int(after[:6])) if after[:6].isdecimal() else REST_S
         raise Unavailable("answers are not computed at the moment", retry_after_s=wait_s)
 
-    async def _soon(self, work: Awaitable[T], limit_s: float) -> T:
+    async def _within(self, work: Awaitable[T], limit_s: float) -> T:
+        """Return the result of `work`. Raises Unavailable after `limit_s` seconds."""
         try:
             async with asyncio.timeout(limit_s):
                 return await work
@@ -245,7 +250,7 @@ class UpstreamEngine:
 
     # --- the run ---
 
-    async def _about(self, model: ModelVersion) -> tuple[int, bytes | None]:
+    async def _context_and_tokenizer(self, model: ModelVersion) -> tuple[int, bytes | None]:
         """Return the length of a run's context in tokens, and its tokenizer, None without one."""
 
         def look(conn: Connection) -> tuple[int, str | None]:
@@ -266,7 +271,7 @@ class _TextStream:
     def __init__(self, request: Generation) -> None:
         self._most = request.sequence.max_tokens
         self._stops = StopStrings(request.sequence.stop)
-        self._told = 0  # tokens that the pieces reported
+        self._reported = 0  # tokens that the pieces reported
         self._chunks = 0
         self.written = ""
         self.usage: int | None = None
@@ -287,7 +292,7 @@ class _TextStream:
 
     def last(self) -> AnswerPiece:
         """Return the end of the text, with the tokens that no chunk reported."""
-        tokens = self._new(self._told if self.usage is None else self.usage)
+        tokens = self._take_new(self._reported if self.usage is None else self.usage)
         return AnswerPiece(text=self._stops.end(), tokens=tokens, finish=self.finish)
 
     def _count(self, chunk: _Chunk) -> None:
@@ -296,9 +301,9 @@ class _TextStream:
 
     def _add(self, chunk: _Chunk | None) -> AnswerPiece | None:
         if chunk is None:
-            _broken("a stream without an end")
+            _break_off("a stream without an end")
         if chunk.error is not None:
-            _broken(str(chunk.error)[:200])
+            _break_off(str(chunk.error)[:200])
         self._count(chunk)
         if not chunk.choices:
             return None
@@ -317,13 +322,16 @@ class _TextStream:
         if not (text or probabilities or choice.text):
             return None
         return AnswerPiece(
-            text=text, tokens=self._new(self._told + bool(choice.text)), logprobs=probabilities
+            text=text,
+            tokens=self._take_new(self._reported + bool(choice.text)),
+            logprobs=probabilities,
         )
 
-    def _new(self, total: int) -> tuple[int, ...]:
-        more = max(0, min(total, self._most) - self._told)
-        self._told += more
-        return (UNKNOWN,) * more
+    def _take_new(self, total: int) -> tuple[int, ...]:
+        """Return the tokens, of `total` so far, that no piece has reported, and count them."""
+        more = max(0, min(total, self._most) - self._reported)
+        self._reported += more
+        return (UNKNOWN_TOKEN,) * more
 
 
 def _body(request: Generation) -> dict[str, object]:
@@ -366,7 +374,7 @@ async def _chunks(response: httpx.Response, bytes_max: int) -> AsyncGenerator[_C
         *lines, rest = unread.split(b"\n")
         unread = rest
         if total > bytes_max or len(unread) > LINE_BYTES_MAX:
-            _broken("more bytes than an answer has")
+            _break_off("more bytes than an answer has")
         for line in lines:
             if not line.startswith(b"data:"):
                 continue
@@ -377,22 +385,22 @@ async def _chunks(response: httpx.Response, bytes_max: int) -> AsyncGenerator[_C
             try:
                 chunk = _CHUNK.decode(data)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                _broken(error)
+                _break_off(error)
             yield chunk
         if done:
             return
 
 
-async def _whole(response: httpx.Response, bytes_max: int) -> bytes:
+async def _read_all(response: httpx.Response, bytes_max: int) -> bytes:
     data = bytearray()
     async for part in response.aiter_raw():
         data += part
         if len(data) > bytes_max:
-            _broken("more bytes than an answer has")
+            _break_off("more bytes than an answer has")
     return bytes(data)
 
 
-def _broken(why: object) -> NoReturn:
+def _break_off(why: object) -> NoReturn:
     log.warning("the server for answers broke off", error=repr(why)[:200])
     raise Unavailable(BROKE_OFF, retry_after_s=REST_S) from (
         why if isinstance(why, Exception) else None
@@ -424,7 +432,7 @@ def _tokens(text: str, tokenizer: bytes | None) -> tuple[int, ...]:
     is no tokenizer.
     """
     if tokenizer is None:
-        return (UNKNOWN,) * max(1, len(text.split()))
+        return (UNKNOWN_TOKEN,) * max(1, len(text.split()))
     loaded = _tokenizer(tokenizer)
     ids = loaded.encode(text, add_special_tokens=False).ids
     return tuple(ids) or (end_of_text(loaded) or 0,)

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from coordinator.database import datasets, runs
-from coordinator.inference.answerers import Answerers, AnswerPart, Silent
+from coordinator.inference.answerers import Answerers, AnswerPart, SilentMachine
 from coordinator.inference.builtin import BuiltinEngine
 from coordinator.inference.draws import AnswerDraws
 from coordinator.inference.inference_engine import (
@@ -56,12 +56,13 @@ class VolunteerEngine:
         engine: BuiltinEngine,
         answerers: Answerers,
         draws: AnswerDraws,
-        on: tuple[Database, BlobStore],
+        db: Database,
+        blobs: BlobStore,
         manifest: Callable[[str, int], Awaitable[SignedManifest]],
     ) -> None:
-        self._own = engine
+        self._engine = engine
         self._answerers = answerers
-        self._db, self._blobs = on
+        self._db, self._blobs = db, blobs
         self._manifest = manifest
         self._draws = draws
         draws.connect(engine.compare)
@@ -69,7 +70,7 @@ class VolunteerEngine:
 
     @property
     def templates(self) -> bool:
-        return self._own.templates
+        return self._engine.templates
 
     async def prepare(
         self,
@@ -78,22 +79,22 @@ class VolunteerEngine:
         probe: int | None = None,
         rule: AnswerRule | None = None,
     ) -> PreparedPrompt:
-        return await self._own.prepare(model, prompt, probe, rule)
+        return await self._engine.prepare(model, prompt, probe, rule)
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
-        return await self._own.images(model, count, seed)
+        return await self._engine.images(model, count, seed)
 
     async def close(self) -> None:
         """End comparisons and the local engine."""
         await self._draws.close()
-        await self._own.close()
+        await self._engine.close()
 
     async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
         # the protocol carries neither probabilities nor shaped logits nor grammars
         sequence = request.sequence
         is_plain = sequence.logprobs is None and sequence.shaping is None and not sequence.grammar
         if not (request.volunteers and is_plain and self._answerers.waiting):
-            async with aclosing(self._own.generate(request)) as pieces:
+            async with aclosing(self._engine.generate(request)) as pieces:
                 async for piece in pieces:
                     yield piece
             return
@@ -105,37 +106,37 @@ class VolunteerEngine:
             if part is None:
                 break
             tried.add(part.volunteer_id)
-            rest = answer.rest()
+            remaining = answer.remaining()
             silent = False
             try:
-                async with aclosing(part.arriving()) as tokens:
+                async with aclosing(part.stream()) as tokens:
                     async for token in tokens:
                         # a token outside the vocabulary, from which no machine could continue
                         if token >= request.vocabulary > 0:
-                            raise Silent
+                            raise SilentMachine
                         yield answer.add(token, part.volunteer_id)
-                        if answer.over:
+                        if answer.ended:
                             return
                 yield answer.end(part.finish)
                 return
-            except Silent:
+            except SilentMachine:
                 silent = True
                 log.info("another machine continues an answer", worker=part.worker_id)
             finally:
                 self._answerers.end(part, silent=silent)
-                self._draws.keep(rest, part)
-        async with aclosing(self._own.generate(answer.rest())) as pieces:
+                self._draws.keep(remaining, part)
+        async with aclosing(self._engine.generate(answer.remaining())) as pieces:
             async for piece in pieces:
                 for token in piece.tokens:
                     yield answer.add(token)
-                    if answer.over:
+                    if answer.ended:
                         return
                 if piece.finish:
                     yield answer.end(piece.finish)
                     return
 
     async def _begin(self, answer: _Answer, text: PromptText, tried: set[str]) -> AnswerPart | None:
-        request = answer.rest()
+        request = answer.remaining()
         model, rest = request.model, request.sequence
         task = AnswerTask(
             prompt=rest.prompt,
@@ -148,7 +149,7 @@ class VolunteerEngine:
             manifest=await self._manifest(model.run, model.version),
             end=rest.ends[0] if rest.ends else text.end,
         )
-        return self._answerers.begin(model.run, task, but=tried | self._draws.busy)
+        return self._answerers.begin(model.run, task, excluded=tried | self._draws.busy)
 
     async def _text(self, model: ModelVersion) -> PromptText:
         """Return the decoder from a run's tokens to text."""
@@ -176,15 +177,15 @@ class _Answer:
     def __init__(self, request: Generation, text: PromptText) -> None:
         self._request = request
         self._stream = TextStream(text.decode, request.sequence.stop)
-        self._made: list[int] = []
+        self._tokens: list[int] = []
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         return self._stream.stopped
 
-    def rest(self) -> Generation:
+    def remaining(self) -> Generation:
         """Return the order for the rest of the answer."""
-        sequence, tokens = self._request.sequence, tuple(self._made)
+        sequence, tokens = self._request.sequence, tuple(self._tokens)
         rest = msgspec.structs.replace(
             sequence,
             prompt=(*sequence.prompt, *tokens),
@@ -194,9 +195,9 @@ class _Answer:
         return msgspec.structs.replace(self._request, sequence=rest)
 
     def add(self, token: int, by: str = "") -> AnswerPiece:
-        self._made.append(token)
+        self._tokens.append(token)
         text = self._stream.add(token)
-        return AnswerPiece(text=text, tokens=(token,), finish="stop" if self.over else None, by=by)
+        return AnswerPiece(text=text, tokens=(token,), finish="stop" if self.ended else None, by=by)
 
     def end(self, finish: str) -> AnswerPiece:
         return AnswerPiece(text=self._stream.end(), finish="stop" if finish == "stop" else "length")

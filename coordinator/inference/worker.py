@@ -22,7 +22,7 @@ from threading import Thread
 import msgspec
 import psutil
 
-from coordinator.compute import step_back
+from coordinator.compute import yield_to_server
 from coordinator.inference import messages
 from coordinator.inference.grammar import Grammars
 from coordinator.inference.inference_engine import (
@@ -44,8 +44,8 @@ from shared.workloads.generation.batch import Batch, NextToken
 from shared.workloads.generation.prompt_text import ending
 from shared.workloads.generation.sampling import SampledToken, agrees, probed, uniform
 
-SLOTS = 16
-LOOKED_MAX = 128  # most tokens of an answer that are compared
+SLOTS = 16  # sequences that one version generates at once; more wait
+COMPARED_MAX = 128  # most tokens of an answer that are compared
 MEMORY_SHARE = 0.5  # share of the memory (the GPU's, if there is one) that versions may use
 ROOM = 0.9  # if loading would fill more than this share of that limit, idle versions are dropped
 # Memory for loading a version, as a multiple of its file: some parts exist twice for a moment, and
@@ -53,7 +53,7 @@ ROOM = 0.9  # if loading would fill more than this share of that limit, idle ver
 LOADING = 3.0
 NICENESS = 10  # requests come first, then checks and evaluation, then answers
 NO_TOOLS = "the chat template of this model writes no functions, or no calls of them as JSON"
-EXPENDABLE = "900"  # the kernel ends this process first when memory is short
+OOM_SCORE = "900"  # of 1000: the kernel ends this process first when memory is short
 
 
 class LoadedVersion:
@@ -68,14 +68,14 @@ class LoadedVersion:
 
     @property
     def conversation(self) -> Conversation:
-        """Return the writer of conversations. Raises BadRequest for a model without one."""
-        if isinstance(self._judged, str):
-            raise BadRequest(self._judged)
-        return self._judged
+        """Return the formatter of conversations. Raises BadRequest for a model without one."""
+        if isinstance(self._conversation_or_reason, str):
+            raise BadRequest(self._conversation_or_reason)
+        return self._conversation_or_reason
 
     @cached_property
-    def _judged(self) -> Conversation | str:
-        """Return the writer of conversations, or the reason why there is none; determined once."""
+    def _conversation_or_reason(self) -> Conversation | str:
+        """Return the formatter of conversations, or the reason why there is none."""
         if self._template is None:
             return "the tokenizer of this model has no chat template here"
         try:
@@ -89,20 +89,18 @@ class Worker:
 
     def __init__(self, server: socket.socket, memory: VersionMemory) -> None:
         self._server = server
-        self._orders: queue.SimpleQueue[messages.Order | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[messages.Order] = queue.SimpleQueue()
         self._memory = memory
         self._loaded: OrderedDict[str, LoadedVersion] = OrderedDict()  # least recently used first
-        self._drawn: tuple[str, DrawingVersion] | None = (
-            None  # the version that was last asked for images
-        )
+        # key and version of the newest request for images
+        self._drawing: tuple[str, DrawingVersion] | None = None
 
     def run(self) -> None:
-        """Work until the server closes the socket."""
+        """Work until the server closes the socket, which ends this process."""
         Thread(target=self._listen, daemon=True).start()
         while True:
             busy = [loaded for loaded in self._loaded.values() if len(loaded.texts)]
-            if not self._take(wait=not busy):
-                return
+            self._handle_orders(wait=not busy)
             for loaded in busy:
                 self._step(loaded)
 
@@ -112,11 +110,13 @@ class Worker:
         """
         try:
             for token in loaded.texts.step():
-                self._tell(messages.GeneratedPiece(id=token.id, piece=_piece(loaded, token)))
+                self._send(messages.GeneratedPiece(id=token.id, piece=_piece(loaded, token)))
         except (MemoryError, RuntimeError) as error:
             failure = _failure(error)
-            for order in loaded.texts.clear():
-                self._tell(messages.OrderFailed(id=order, code=Internal.code, message=failure))
+            for sequence_id in loaded.texts.clear():
+                self._send(
+                    messages.OrderFailed(id=sequence_id, code=Internal.code, message=failure)
+                )
             for key in [key for key, version in self._loaded.items() if version is loaded]:
                 del self._loaded[key]
             gc.collect()
@@ -130,49 +130,45 @@ class Worker:
                 self._orders.put(messages.ORDERS.decode(stream.read(size)))
         os._exit(0)  # ends at once, even in the middle of a computation: the server is gone
 
-    def _take(self, wait: bool) -> bool:
-        """Execute the waiting orders; wait for one if there is nothing else to do."""
-        try:
-            while (order := self._orders.get(block=wait)) is not None:
-                self._obey(order)
+    def _handle_orders(self, wait: bool) -> None:
+        """Handle the orders that have come; with `wait`, wait for the first."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._handle(self._orders.get(block=wait))
                 wait = False
-        except queue.Empty:
-            return True
-        return False
 
-    def _obey(self, order: messages.Order) -> None:
+    def _handle(self, order: messages.Order) -> None:
         if isinstance(order, messages.Cancel):
             for loaded in self._loaded.values():
                 loaded.texts.cancel(order.id)
                 loaded.probed.discard(order.id)
             return
-        where_id = order.sequence.id if isinstance(order, messages.Generate) else order.id
         try:
-            self._carry_out(order)
+            self._execute(order)
         except VolunteerError as error:
-            self._tell(
+            self._send(
                 messages.OrderFailed(
                     message=error.message,
                     param=error.param if isinstance(error, InvalidField) else "",
                     retry_after_s=error.retry_after_s,
                     code=error.code,
-                    id=where_id,
+                    id=order.id,
                 )
             )
         except Exception as error:
             failure = _failure(error)
-            self._tell(messages.OrderFailed(id=where_id, code=Internal.code, message=failure))
+            self._send(messages.OrderFailed(id=order.id, code=Internal.code, message=failure))
 
-    def _carry_out(self, order: messages.Question) -> None:
+    def _execute(self, order: messages.Question) -> None:
         if isinstance(order, messages.DrawPictures):
-            self._tell(messages.DrawnPictures(id=order.id, images=self._images(order)))
+            self._send(messages.DrawnPictures(id=order.id, images=self._images(order)))
             return
-        loaded = self._of(order.model)
+        loaded = self._version(order.model)
         if isinstance(order, messages.Prepare):
-            self._tell(messages.TokenizedPrompt(id=order.id, prompt=_prepared(loaded, order)))
+            self._send(messages.TokenizedPrompt(id=order.id, prompt=_prepared(loaded, order)))
         elif isinstance(order, messages.Compare):
-            looked, wrong = compared(loaded.reader, order)
-            self._tell(messages.Comparison(id=order.id, looked=looked, wrong=wrong))
+            count, wrong = compare(loaded.reader, order)
+            self._send(messages.Comparison(id=order.id, compared=count, wrong=wrong))
         else:
             sequence = order.sequence
             constraint = loaded.grammars.constraint(sequence.grammar, sequence.ends)
@@ -180,11 +176,11 @@ class Worker:
             if order.sequence.logprobs is not None:
                 loaded.probed.add(order.sequence.id)
 
-    def _of(self, model: messages.ModelFiles) -> LoadedVersion:
+    def _version(self, model: messages.ModelFiles) -> LoadedVersion:
         loaded = self._loaded.get(model.key)
         if loaded is None:
             size = LOADING * Path(model.weights).stat().st_size
-            while not self._memory.holds(size) and self._drop():
+            while not self._memory.fits(size) and self._drop():
                 pass
             try:
                 loaded = _load(model, self._memory.device)
@@ -205,18 +201,18 @@ class Worker:
         return bool(idle)
 
     def _images(self, order: messages.DrawPictures) -> tuple[bytes, ...]:
-        if self._drawn is None or self._drawn[0] != order.model.key:
-            self._drawn = None
-            self._drawn = (order.model.key, DrawingVersion(order.model))
-        return self._drawn[1].images(order.count, order.seed)
+        if self._drawing is None or self._drawing[0] != order.model.key:
+            self._drawing = None  # frees its memory first
+            self._drawing = (order.model.key, DrawingVersion(order.model))
+        return self._drawing[1].images(order.count, order.seed)
 
-    def _tell(self, event: messages.Event) -> None:
+    def _send(self, event: messages.Event) -> None:
         self._server.sendall(messages.framed(event))
 
 
-def compared(reader: Reader, order: messages.Compare) -> tuple[int, int]:
-    """Return how many tokens of an answer were compared and how many are wrong; of a long answer
-    only some are compared.
+def compare(reader: Reader, order: messages.Compare) -> tuple[int, int]:
+    """Return how many tokens of an answer were compared and how many are wrong: of a long answer
+    COMPARED_MAX at random; an answer that this version cannot have given is wrong in every token.
     """
     sequence, tokens = order.sequence, list(order.tokens)
     if order.ended and reader.end is not None:
@@ -224,24 +220,26 @@ def compared(reader: Reader, order: messages.Compare) -> tuple[int, int]:
     whole = [*sequence.prompt, *tokens]
     if len(whole) > reader.context + 1:
         return len(tokens), len(tokens)
-    looked = sorted(random.SystemRandom().sample(range(len(tokens)), min(len(tokens), LOOKED_MAX)))
+    places = sorted(
+        random.SystemRandom().sample(range(len(tokens)), min(len(tokens), COMPARED_MAX))
+    )
     if not all(0 <= token < reader.vocabulary for token in tokens):
         return len(tokens), len(tokens)
-    if not looked:
+    if not places:
         return 0, 0
     wrong = 0
-    rows = reader.scores(whole[:-1], [len(sequence.prompt) + index - 1 for index in looked])
-    for index, logits in zip(looked, rows, strict=True):
+    rows = reader.scores(whole[:-1], [len(sequence.prompt) + index - 1 for index in places])
+    for index, logits in zip(places, rows, strict=True):
         draw = uniform(sequence.seed, sequence.place + index)
-        how = {"temperature": sequence.temperature, "top_p": sequence.top_p}
-        wrong += not agrees(logits, draw, tokens[index], **how)
-    return len(looked), wrong
+        options = {"temperature": sequence.temperature, "top_p": sequence.top_p}
+        wrong += not agrees(logits, draw, tokens[index], **options)
+    return len(places), wrong
 
 
 def _prepared(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt:
     prompt = _tokenized(loaded, order)
     if order.rule is not None:
-        grammar = loaded.grammars.written(order.rule, prompt.calls)
+        grammar = loaded.grammars.of_rule(order.rule, prompt.calls)
         prompt = msgspec.structs.replace(prompt, grammar=grammar)
     if order.probe is None or not 1 < len(prompt.tokens) <= prompt.context:
         return prompt
@@ -251,7 +249,7 @@ def _prepared(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt:
         _probability(loaded, probed(row, token, order.probe))
         for row, token in zip(rows, prompt.tokens[1:], strict=True)
     ]
-    return msgspec.structs.replace(prompt, said=(first, *more))
+    return msgspec.structs.replace(prompt, logprobs=(first, *more))
 
 
 def _tokenized(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt:
@@ -353,9 +351,9 @@ class VersionMemory:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (self.bytes_max, self.bytes_max))
 
-    def holds(self, more: float) -> bool:
-        """Return True if `more` bytes fit."""
-        return self._used() + more <= ROOM * self.bytes_max
+    def fits(self, size: float) -> bool:
+        """Return True if `size` more bytes fit."""
+        return self._used() + size <= ROOM * self.bytes_max
 
     def _used(self) -> int:
         if self.device == "cuda":
@@ -377,10 +375,10 @@ def _device(preference: str) -> str:
     """Return "cuda" or "cpu". Ends the process if "cuda" is wanted and there is no GPU."""
     import torch
 
-    there = torch.cuda.is_available()
-    if preference == "cuda" and not there:
+    has_gpu = torch.cuda.is_available()
+    if preference == "cuda" and not has_gpu:
         sys.exit("inference_device is cuda, and PyTorch finds no GPU: set it to cpu, or to auto")
-    return "cuda" if there and preference != "cpu" else "cpu"
+    return "cuda" if has_gpu and preference != "cpu" else "cpu"
 
 
 def _load(model: messages.ModelFiles, device: str) -> LoadedVersion:
@@ -420,7 +418,8 @@ class Conversation:
 
     def tokens(self, prompt: ChatPrompt) -> tuple[int, ...]:
         """Return turns as tokens, up to the beginning of the answer. Raises BadRequest for turns
-        that are too long or refused by the template, and InvalidField for what it leaves out.
+        that are too long or refused by the template, and InvalidField for functions and calls that
+        the template does not write.
         """
         turns = prompt.turns
         check_length(sum(len(turn.content) for turn in turns), self._reader.context)
@@ -435,14 +434,16 @@ class Conversation:
 
 
 def main(descriptor: str, threads: str, memory_bytes: str, preference: str) -> None:
-    """Serve the socket with file descriptor `descriptor`; the other arguments are its limits."""
+    """Serve the socket with file descriptor `descriptor`; the other arguments are the process's
+    limits and device.
+    """
     if preference == "cpu":
         # otherwise libraries take memory on an unused GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with gc_freeze.long_lived():
         import torch
 
-    step_back(NICENESS, EXPENDABLE)
+    yield_to_server(NICENESS, OOM_SCORE)
     torch.set_num_threads(int(threads))
     memory = VersionMemory(int(memory_bytes), _device(preference))
     memory.limit()

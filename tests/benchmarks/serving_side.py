@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from coordinator.database.ledger import gifts
-from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.inference.messages import ModelFiles
 from coordinator.runs.definition import of_file
@@ -64,7 +64,7 @@ class FixedEngine(BuiltinEngine):
     """The built-in engine with one version, whose files need no database."""
 
     def __init__(self, files: ModelFiles, threads: int) -> None:
-        power = Power(threads=threads)
+        power = ProcessLimits(threads=threads)
         super().__init__(cast(Any, None), SystemClock(), cast(Any, None), power)
         self._fixed = files
 

@@ -15,7 +15,7 @@ from coordinator.accounts.authentication import Principal
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import answer_pay, payments
-from coordinator.inference.answerers import AnswerPart, Waiting
+from coordinator.inference.answerers import AnswerPart, WaitingMachine
 from coordinator.inference.draws import AT_ONCE, WAITING_MAX
 from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.inference.metering import GONE_S, Meter
@@ -82,7 +82,7 @@ class House:
             id=name, manifest=manifest, prompt=(1,), max_tokens=TOKENS, seed=1, place=0,
             temperature=1.0, top_p=1.0, end=None,
         )  # fmt: skip
-        part = AnswerPart(Waiting(who, ()), task)
+        part = AnswerPart(WaitingMachine(who, ()), task)
         part.take(AnswerTokens(start=0, tokens=(7,) * TOKENS))
         self.meter.draws.keep(request, part)
         self.meter.count(metered, TOKENS, who.volunteer_id)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import (
     AnswerPiece,
     Generation,
@@ -75,7 +75,7 @@ class Engines:
 
 def process(house: Answering) -> BuiltinEngine:
     inside = house.coordinator
-    return BuiltinEngine(inside.db, SystemClock(), inside.blobs, Power(threads=1))
+    return BuiltinEngine(inside.db, SystemClock(), inside.blobs, ProcessLimits(threads=1))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

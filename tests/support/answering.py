@@ -62,7 +62,7 @@ class Answering:
     async def settled(self) -> None:
         """Wait until nothing is under way."""
         async with asyncio.timeout(120):
-            while self.coordinator.answers.meter.waiting or (await self.balances()).held_micro:
+            while self.coordinator.answers.meter.running or (await self.balances()).held_micro:
                 await asyncio.sleep(0.01)
 
     async def sound(self) -> None:

@@ -67,7 +67,7 @@ class CountingEngine:
             self.scored += len(text)
         said = () if probe is None else tuple(map(_said, text, range(len(text))))
         return PreparedPrompt(
-            tokens=tuple(text.encode()), context=self.context, text=text, said=said
+            tokens=tuple(text.encode()), context=self.context, text=text, logprobs=said
         )
 
     async def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:

@@ -317,7 +317,7 @@ _ANSWERS = (
         "Time to the first token.",
         lambda c: c.answers.meter.first_token,
     ),
-    _gauge("answers_waiting", "Requests under way.", lambda s: s.coordinator.answers.meter.waiting),
+    _gauge("answers_waiting", "Requests under way.", lambda s: s.coordinator.answers.meter.running),
 )
 
 # Database, disk, and what the organiser has to renew.

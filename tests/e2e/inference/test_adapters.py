@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.database import runs
 from coordinator.inference.answers import OWN, PLAIN, TOKENIZERS
-from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import ChatPrompt, ModelVersion
 from coordinator.services import Coordinator
 from shared.clock import SystemClock
@@ -55,7 +55,7 @@ async def test_prompts_are_answered_with_what_was_trained_applied(
     text = RUN.format(train=train, shape=LLAMA)
     async with answering(tmp_path, text, workload="causal-lm") as house:
         home = house.coordinator
-        engine = BuiltinEngine(home.db, SystemClock(), home.blobs, Power(threads=1))
+        engine = BuiltinEngine(home.db, SystemClock(), home.blobs, ProcessLimits(threads=1))
         home.answers.connect(engine)
         try:
             async with house.client(timeout=600.0) as client:
@@ -132,7 +132,7 @@ async def test_a_conversation_is_written_by_the_template_of_its_tokenizer(tmp_pa
     assert tokens.count(end) == 2
     async with talking(tmp_path) as house, house.client(timeout=600.0) as client:
         home = house.coordinator
-        engine = BuiltinEngine(home.db, SystemClock(), home.blobs, Power(threads=1))
+        engine = BuiltinEngine(home.db, SystemClock(), home.blobs, ProcessLimits(threads=1))
         home.answers.connect(engine)
         prepared = await engine.prepare(
             await version_of(house.coordinator, "tiny"),

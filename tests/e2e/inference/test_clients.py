@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from shared.clock import SystemClock
 from tests.e2e.merging.test_suites import CAUSAL, add_suite
 from tests.support.answering import Answering, answering
@@ -125,7 +125,7 @@ async def test_lm_eval_finds_the_score_of_a_suite(tmp_path: Path) -> None:
             pass
         (course,) = (await home.runs.queries.info("scored")).suites
         exported = await home.export.export("scored", tmp_path / "out", 0)
-        engine = BuiltinEngine(home.db, SystemClock(), home.blobs, Power(threads=1))
+        engine = BuiltinEngine(home.db, SystemClock(), home.blobs, ProcessLimits(threads=1))
         home.answers.connect(engine)
         try:
             (tmp_path / "tasks").mkdir()

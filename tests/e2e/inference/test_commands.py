@@ -13,7 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from shared.clock import SystemClock
 from shared.protocol.accounts import ServerInfo
 from shared.workloads.data.image_files import read_png
@@ -93,7 +93,7 @@ async def test_generate_of_an_image_run_writes_or_draws_a_picture(
     await inside.datasets.add(copied)
     await inside.runs.create(DIGITS)
     await inside.runs.start("digits")
-    engine = BuiltinEngine(inside.db, SystemClock(), inside.blobs, Power(threads=1))
+    engine = BuiltinEngine(inside.db, SystemClock(), inside.blobs, ProcessLimits(threads=1))
     inside.answers.connect(engine)
     try:
         path = tmp_path / "a.png"

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from coordinator.v1 import wire
 from shared.clock import SystemClock
 from tests.support.answering import Answering, answering
@@ -61,7 +61,7 @@ async def test_two_hundred_streams_of_the_built_in_engine_with_disconnects(
     run = RUN.replace("block_size = 8", "block_size = 64") + TIERS
     async with answering(tmp_path, run, database=database_url) as house, house.client() as client:
         inside = house.coordinator
-        engine = BuiltinEngine(inside.db, SystemClock(), inside.blobs, Power(threads=1))
+        engine = BuiltinEngine(inside.db, SystemClock(), inside.blobs, ProcessLimits(threads=1))
         inside.answers.connect(engine)
         try:
 

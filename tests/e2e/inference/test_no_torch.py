@@ -17,7 +17,7 @@ SERVER = """
 import asyncio, json, sys
 from pathlib import Path
 from coordinator.config import Settings
-from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.services import Coordinator
 from shared.clock import SystemClock
@@ -31,7 +31,7 @@ async def main(path):
     settings = Settings(data_dir=Path(path), space_floor_bytes=0)
     clock = SystemClock()
     inside = await Coordinator.build(settings, clock, separate=True)
-    engine = BuiltinEngine(inside.db, clock, inside.blobs, Power(threads=1))
+    engine = BuiltinEngine(inside.db, clock, inside.blobs, ProcessLimits(threads=1))
     done = []
     try:
         await LocalCoordinator(inside, clock).start_run(Path(path, "..", "run.toml").read_text())

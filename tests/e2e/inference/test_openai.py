@@ -330,7 +330,7 @@ async def test_prompts_that_are_scored_count_among_the_tokens_under_way(tmp_path
         ask = partial(client.completions.create, **wish)
         scoring = [asyncio.ensure_future(ask(prompt="x" * 1000)) for _ in range(2)]
         async with asyncio.timeout(120):
-            while house.coordinator.answers.meter.waiting < 2:
+            while house.coordinator.answers.meter.running < 2:
                 await asyncio.sleep(0.001)
         with pytest.raises(openai.RateLimitError, match="2000 tokens of this account are under"):
             await ask(prompt="x" * 100)

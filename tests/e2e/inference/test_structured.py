@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 from tokenizers import Tokenizer
 
-from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from shared.clock import SystemClock
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.chat_dataset import build_chat
@@ -70,7 +70,7 @@ async def calling(path: Path) -> AsyncIterator[Answering]:
     text = text.replace("context = 32", "context = 1024")
     async with answering(path / "home", text, workload="causal-lm", dataset=build) as house:
         home = house.coordinator
-        engine = BuiltinEngine(home.db, SystemClock(), home.blobs, Power(threads=1))
+        engine = BuiltinEngine(home.db, SystemClock(), home.blobs, ProcessLimits(threads=1))
         home.answers.connect(engine)
         try:
             yield house

@@ -38,7 +38,7 @@ async def chained(path: Path, **upstream: Any) -> AsyncIterator[Chained]:
         inside = front.coordinator
         there = Upstream(**{"url": f"{back.url}/v1", "key": back.key} | upstream)
         engine = UpstreamEngine(inside.db, inside.clock, inside.blobs, there)
-        inside.answers.connect(engine, there.newest())
+        inside.answers.connect(engine, there.pinned_versions())
         try:
             yield Chained(front, back, engine)
         finally:

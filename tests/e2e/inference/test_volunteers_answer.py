@@ -16,7 +16,7 @@ from coordinator.accounts.authentication import Principal
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import gifts, payments
 from coordinator.inference import answerers
-from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from coordinator.inference.volunteer_engine import VolunteerEngine
 from shared import decoding
 from shared.clock import SystemClock
@@ -43,11 +43,11 @@ async def house(path: Path, run: str = SERVED, **more: Any) -> AsyncIterator[Ans
     """A server whose engine asks volunteers, and compares all that they answer."""
     async with answering(path / "coordinator", run, **more) as made:
         home = made.coordinator
-        own = BuiltinEngine(home.db, SystemClock(), home.blobs, Power(threads=1))
-        on = (home.db, home.blobs)
+        own = BuiltinEngine(home.db, SystemClock(), home.blobs, ProcessLimits(threads=1))
         draws = home.answers.meter.draws
         draws.roll = float  # 0: every answer is drawn
-        engine = VolunteerEngine(own, home.answerers, draws, on, home.run_queries.manifest)
+        manifest = home.run_queries.manifest
+        engine = VolunteerEngine(own, home.answerers, draws, home.db, home.blobs, manifest)
         made.coordinator.answers.connect(engine)
         try:
             yield made

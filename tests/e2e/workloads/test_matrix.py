@@ -26,7 +26,7 @@ from coordinator.database.ledger import gifts
 from coordinator.http.app import create_app
 from coordinator.http.routes.operations import COMMANDS
 from coordinator.http.server import listen
-from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from coordinator.simulate.scenario import from_table
 from coordinator.simulate.simulation import simulate
 from shared import decoding
@@ -107,7 +107,9 @@ async def serving(path: Path, text: str) -> AsyncIterator[Cell]:
         await coordinator.db.write(
             lambda conn: gifts.grant(conn, ann.volunteer_id, "test", 10**12, "", 1.0)
         )
-        engine = BuiltinEngine(coordinator.db, SystemClock(), coordinator.blobs, Power(threads=1))
+        engine = BuiltinEngine(
+            coordinator.db, SystemClock(), coordinator.blobs, ProcessLimits(threads=1)
+        )
         coordinator.answers.connect(engine)
         config = uvicorn.Config(create_app(coordinator), lifespan="off", log_level="error")
         try:

@@ -28,8 +28,8 @@ from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import add_beside
 from coordinator.http.app import create_app
 from coordinator.http.server import listen
-from coordinator.inference.answers import TOKENIZERS
-from coordinator.inference.builtin import BuiltinEngine, Power
+from coordinator.inference.answers import TOKENIZER_TEMPLATE
+from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from shared import decoding
 from shared.clock import SystemClock
 from shared.protocol.inference import NewKey
@@ -220,7 +220,9 @@ async def only_solver(home: LocalCoordinator, number: int) -> None:
 async def asked(home: LocalCoordinator) -> None:
     """Ask the newest version in its own template, by the client of OpenAI."""
     coordinator = home.coordinator
-    engine = BuiltinEngine(coordinator.db, SystemClock(), coordinator.blobs, Power(threads=1))
+    engine = BuiltinEngine(
+        coordinator.db, SystemClock(), coordinator.blobs, ProcessLimits(threads=1)
+    )
     coordinator.answers.connect(engine)
     ann = await home.join("Asker", workloads=["rollouts"])
     who = ann.volunteer_id
@@ -235,7 +237,7 @@ async def asked(home: LocalCoordinator) -> None:
                 url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
                 async with openai.AsyncOpenAI(base_url=url, api_key=key, timeout=120.0) as client:
                     card = (await client.models.retrieve("rollouts")).model_dump()
-                    assert card["description"].endswith(TOKENIZERS)
+                    assert card["description"].endswith(TOKENIZER_TEMPLATE)
                     turns: Any = [
                         {"role": "system", "content": "Count."},
                         {"role": "user", "content": "8 legs?"},

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.accounts.authentication import Principal
 from coordinator.database.inference.request_rows import shares
 from coordinator.inference import answerers
-from coordinator.inference.answerers import AnswerPart, Silent, Waiting
+from coordinator.inference.answerers import AnswerPart, SilentMachine, WaitingMachine
 from coordinator.rules.serving import is_other_model
 from shared.protocol.inference import AnswerTask, AnswerTokens
 from shared.protocol.versions import SignedManifest
@@ -31,11 +31,11 @@ TASK = AnswerTask(
 
 
 async def part() -> AnswerPart:
-    return AnswerPart(Waiting(ANN, ()), TASK)
+    return AnswerPart(WaitingMachine(ANN, ()), TASK)
 
 
 async def arrived(one: AnswerPart) -> list[int]:
-    return [token async for token in one.arriving()]
+    return [token async for token in one.stream()]
 
 
 async def test_tokens_that_are_sent_again_count_once_and_no_more_than_were_asked_for() -> None:
@@ -54,10 +54,10 @@ async def test_a_gap_or_a_failure_or_silence_ends_the_part(
     for sent in (AnswerTokens(start=2, tokens=(7,)), AnswerTokens(start=0, finish="failed")):
         one = await part()
         assert not one.take(sent)
-        with pytest.raises(Silent):
+        with pytest.raises(SilentMachine):
             await arrived(one)
     monkeypatch.setattr(answerers, "FIRST_S", 0.01)
-    with pytest.raises(Silent):
+    with pytest.raises(SilentMachine):
         await arrived(await part())
 
 
@@ -66,7 +66,7 @@ async def test_a_machine_that_drips_is_left(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(answerers, "PACE_S", 0.0)
     one = await part()
     one.take(AnswerTokens(start=0, tokens=(7,)))
-    with pytest.raises(Silent):  # long before the next token would be missed
+    with pytest.raises(SilentMachine):  # long before the next token would be missed
         async with asyncio.timeout(answerers.NEXT_S / 2):
             await arrived(one)
 

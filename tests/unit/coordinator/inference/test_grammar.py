@@ -74,7 +74,7 @@ def answer(
 ) -> tuple[str, str]:
     """Return the answer of a model that prefers any token, and how it ended."""
     grammars = Grammars(words)
-    grammar = grammars.written(rule, form)
+    grammar = grammars.of_rule(rule, form)
     sequence = Sequence(id="a", prompt=(1,), max_tokens=2000, seed=seed, grammar=grammar, **how)
     continuation = Continuation(sequence, words, grammars.constraint(grammar, ()))
     rng = np.random.default_rng(seed)
@@ -160,7 +160,7 @@ def test_an_answer_is_a_call_or_follows_the_schema() -> None:
 def test_a_schema_that_cannot_be_followed_is_refused(schema: dict[str, Any], words: str) -> None:
     grammars = Grammars(reader(byte_tokenizer()))
     with pytest.raises(InvalidField, match=r"^response_format: ") as error:
-        grammars.written(AnswerRule(schema=schema), None)
+        grammars.of_rule(AnswerRule(schema=schema), None)
     assert words in error.value.message
     assert error.value.param == "response_format"
 
@@ -168,5 +168,5 @@ def test_a_schema_that_cannot_be_followed_is_refused(schema: dict[str, Any], wor
 def test_calls_that_are_only_allowed_need_no_grammar() -> None:
     form = ToolCallForm.of(EVERY["hermes"], END)
     grammars = Grammars(reader(marked()))
-    assert grammars.written(AnswerRule(functions=FUNCTIONS), form) == ""
+    assert grammars.of_rule(AnswerRule(functions=FUNCTIONS), form) == ""
     assert grammars.constraint("", ()) is None
