@@ -1,5 +1,7 @@
-"""Attendance of machines: seconds of devices by run, present, at training, and at training that was
-merged. They are gathered in memory, and added to the hours of the run once a minute.
+"""Attendance of machines: for each run, the seconds of devices that were present, that trained, and
+whose training was merged.
+
+The seconds are summed in memory, and added to the hours of the run once a minute.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from shared.protocol.limits import HEARTBEAT_S
 if TYPE_CHECKING:
     from shared.clock import Clock
 
-FORGOTTEN_S = 20 * HEARTBEAT_S  # a machine silent for so long begins anew
+FORGOTTEN_S = 20 * HEARTBEAT_S  # a machine that is silent for longer is forgotten
 
 RunDevice = tuple[int, str]  # number of a run, and a device that has a lease of it
 
@@ -39,11 +41,11 @@ class Attendance:
         self._machines: dict[str, _Presence] = {}
 
     def beat(self, worker_id: str, devices: Set[RunDevice], *, paused: bool) -> None:
-        """Count the time since a machine's last heartbeat for the runs of its devices' leases; a
-        machine without a lease waits for one of the runs that it worked on last.
+        """Count the time since a machine's last heartbeat for the runs of its devices' leases; of a
+        machine without a lease, for the runs of its last leases.
 
-        A heartbeat stands for HEARTBEAT_S at most: replicas that hear of a machine in turn then
-        count its time once, and a machine that was away is not counted.
+        One heartbeat counts HEARTBEAT_S at most, so that the time of a machine is counted once even
+        if replicas receive its heartbeats in turn, and never while it was away.
         """
         now = self._clock.monotonic()
         machine = self._machines.setdefault(worker_id, _Presence(now))
@@ -53,11 +55,11 @@ class Attendance:
                 self._present[run_id] += min(HEARTBEAT_S, now - machine.beat_at)
         machine.beat_at = now
 
-    def trained(self, run_id: int, seconds: float) -> None:
+    def count_trained(self, run_id: int, seconds: float) -> None:
         """Count the training behind a contribution that has arrived."""
         self._trained[run_id] += seconds
 
-    def merged(self, run_id: int, seconds: float) -> None:
+    def count_merged(self, run_id: int, seconds: float) -> None:
         """Count the training behind merged updates, or behind experience."""
         self._merged[run_id] += seconds
 
@@ -69,8 +71,8 @@ class Attendance:
             for worker_id, machine in self._machines.items()
             if machine.beat_at >= silent_before
         }
-        gathered = (self._present, self._trained, self._merged)
-        run_ids = sorted({run_id for seconds in gathered for run_id in seconds})
+        sums = (self._present, self._trained, self._merged)
+        run_ids = sorted({run_id for seconds in sums for run_id in seconds})
         drained = {
             run_id: MachineSeconds(
                 present=self._present[run_id],
@@ -79,6 +81,6 @@ class Attendance:
             )
             for run_id in run_ids
         }
-        for seconds in gathered:
+        for seconds in sums:
             seconds.clear()
         return drained

@@ -1,8 +1,7 @@
-"""TLS certificate of the coordinator: made once, self-signed, pinned by the SHA-256 in the join
-link.
+"""TLS certificate of the coordinator: self-signed on first use, or the organiser's own.
 
-Volunteers check it by the pin in their join link, so no authority signs it and it is valid for
-long; a new certificate needs new join links.
+Volunteers check it by its SHA-256 in their join link (the pin), so it needs no authority and is
+valid for ten years; a new certificate needs new join links.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pin_of(pem: str) -> str:
-    """Return the SHA-256 of the first certificate of a PEM text, as DER. Raises Configuration."""
+    """Return the SHA-256, in hex, of the DER of the first certificate. Raises Configuration."""
     try:
         der = ssl.PEM_cert_to_DER_cert(_first(pem))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Work with PyTorch: in a child process of a server, in a thread of a command.
+"""Work with PyTorch: in a child process of a server, or in a thread of a command.
 
 Importing PyTorch would stop a server's event loop for seconds, its threads would take the cores
 from the sockets, and a version too large for the memory would end the server. A child process
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 # Reply of the child: (True, the result), or (False, (class of the error, its message)).
 Reply = tuple[bool, object]
-# Long work calls it regularly, and ends early when it returns True.
+# Function that long work calls regularly; the work ends early when it returns True.
 Stop = Callable[[], bool]
 PAUSE_S = 0.05  # interval of checking whether a pause has ended
 RESTART_S = 1.0  # shortest time before a dead child is started again
@@ -44,20 +44,22 @@ log = structlog.get_logger("compute")
 
 
 class Flag(Protocol):
-    """One byte that a server and its child share, without a lock that a dead child would keep."""
+    """Byte in memory that a server shares with its child, without a lock that a dead child would
+    keep.
+    """
 
     value: int
 
 
 def half_the_cores() -> int:
-    """Return half the cores, at least one: the others write, hash and sync."""
+    """Return half the cores, at least one: the other half writes, hashes and syncs."""
     return max(1, threads() // 2)
 
 
 class Compute:
-    """Calls functions one after the other, in a process of its own when `separate`.
+    """Calls functions one after the other: in a child process if `separate`, else in a thread.
 
-    The process starts with the first call, and again after it died.
+    The process starts with the first call, and after its death with the next one.
     """
 
     def __init__(self, name: str, *, torch_threads: int = 1, separate: bool = False) -> None:
@@ -74,7 +76,9 @@ class Compute:
         self._paused: Flag = get_context("spawn").RawValue("b", 0)
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
-        """Return `work(stop, *arguments)`, from the separate process if any. Raises as `timed`."""
+        """Return `work(stop, *arguments)`, computed in the child process or thread. Raises like
+        `timed`.
+        """
         return (await self.timed(work, *arguments))[0]
 
     @staticmethod
@@ -83,11 +87,11 @@ class Compute:
         return is_here("torch")
 
     async def timed(self, work: Callable[..., T], *arguments: object) -> tuple[T, float]:
-        """Return the result of `run`, and the seconds that the work took, without the wait for its
-        turn and without pauses.
+        """Return the result of `run`, and the seconds of work without the wait for its turn and
+        without pauses.
 
-        Raises what `work` raises (from a separate process always a VolunteerError), Unavailable
-        when that process died or the server stops.
+        Raises the errors of `work` (a child process turns all into a VolunteerError), Unavailable
+        if that process dies or the server stops.
         """
         if not self.possible():
             raise Unavailable(
@@ -133,7 +137,7 @@ class Compute:
     # --- on the thread ---
 
     def _timed(self, work: Callable[..., T], arguments: tuple[object, ...]) -> tuple[T, float]:
-        call = self._remotely if self._separate else self._here
+        call = self._call_process if self._separate else self._call_thread
         before, began, paused = self.busy_s, monotonic(), self._paused_s
         try:
             result = call(work, arguments)
@@ -141,17 +145,17 @@ class Compute:
             self.busy_s += monotonic() - began - (self._paused_s - paused)
         return result, self.busy_s - before
 
-    def _here(self, work: Callable[..., T], arguments: tuple[object, ...]) -> T:
+    def _call_thread(self, work: Callable[..., T], arguments: tuple[object, ...]) -> T:
         _limit_threads(self._torch_threads)
         return work(_stop(self._paused, lambda: self._stopping), *arguments)
 
-    def _remotely(self, work: Callable[..., T], arguments: tuple[object, ...]) -> T:
+    def _call_process(self, work: Callable[..., T], arguments: tuple[object, ...]) -> T:
         pipe = self._pipe or self._start()
         try:
             pipe.send((work, arguments))
             done, outcome = pipe.recv()
         except (EOFError, OSError) as error:
-            raise self._dead() from error
+            raise self._after_death() from error
         if not done:
             kind, message = outcome
             raise kind(message)
@@ -177,7 +181,7 @@ class Compute:
             process.kill()
         return near
 
-    def _dead(self) -> Unavailable:
+    def _after_death(self) -> Unavailable:
         """Clean up after the process; return the error for the caller that waits for its reply."""
         process, pipe = self._process, self._pipe
         self._process = self._pipe = None
@@ -198,23 +202,23 @@ def _limit_threads(count: int) -> None:
 
 
 def _stop(paused: Flag, ends: Stop) -> Stop:
-    """Return the function that work calls at each step: it waits while paused, then returns True
-    if the work must end.
+    """Return the function that work calls at each step: it waits while `paused` is set, and returns
+    True if the work must end.
     """
 
-    def asked() -> bool:
+    def stop() -> bool:
         while paused.value and not ends():
             sleep(PAUSE_S)
         return ends()
 
-    return asked
+    return stop
 
 
 # --- in the child ---
 
 
 def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
-    """Answer calls until the server closes the pipe, or has died."""
+    """Answer calls until the server closes the pipe or dies."""
     yield_to_server(NICENESS, OOM_SCORE)
     Thread(target=_end_with_the_server, daemon=True).start()
     with gc_freeze.long_lived():
@@ -226,8 +230,8 @@ def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
 
 
 def yield_to_server(niceness: int, oom_score: str) -> None:
-    """Yield to the server's process: for processors, for memory, and when the kernel must end a
-    process.
+    """Lower the rank of this process below the server's: for processors by `niceness`, and for
+    memory by `oom_score`, the kernel's score of whom to end first. Ctrl-C is left to the server.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this process ends
     with contextlib.suppress(OSError):

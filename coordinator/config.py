@@ -1,5 +1,5 @@
-"""Settings of the coordinator: one frozen struct; flag over environment (`COORDINATOR_*`) over file
-over default.
+"""Settings of the coordinator: one frozen struct. A flag overrides the environment
+(`COORDINATOR_*`), which overrides the file, which overrides the default.
 
 The metadata of each field describes the setting for the command line, `docs/settings.md` and the
 error messages. No secret is a setting: keys and tokens are private files in the data directory.
@@ -251,7 +251,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def options(self) -> str:
-        """Return the options by which a command in any folder names this coordinator."""
+        """Return the options with which a command in any folder finds this coordinator."""
         return options(
             {
                 "data_dir": self.data_dir and self.directory,
@@ -266,7 +266,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def drain_s(self) -> float:
-        """Return the seconds that a balancer has to take this server out before it stops."""
+        """Return the seconds that a load balancer has to take this server out before it stops."""
         beside_others = self.database.startswith("postgres")
         return self.constants.drain_s if beside_others else 0.0
 
@@ -286,7 +286,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def inference_key_file(self) -> Path:
-        """Return the file of the key for the server at `inference`, where it wants one."""
+        """Return the file of the key for the server at `inference`, if that server needs one."""
         return self.directory / "inference.key"
 
     @property
@@ -325,8 +325,8 @@ TABLE = SettingsTable(
 
 
 def model_names(settings: Settings) -> dict[str, str]:
-    """Return the names in `inference_models` by RUN or RUN@VERSION. Raises Configuration."""
-    runs_by_name: dict[str, str] = {}
+    """Return the names of `inference_models`, keyed by RUN or RUN@VERSION. Raises Configuration."""
+    names: dict[str, str] = {}
     for entry in filter(None, (item.strip() for item in settings.inference_models.split(","))):
         match = _MODEL.fullmatch(entry)
         if match is None or (match["version"] is None) != ("{version}" in match["name"]):
@@ -334,12 +334,12 @@ def model_names(settings: Settings) -> dict[str, str]:
                 f"inference_models must look like my-run@40=NAME, or my-run=NAME-{{version}}, "
                 f'not "{entry[:80]}"'
             )
-        if any(match["run"] == name_before.partition("@")[0] for name_before in runs_by_name):
+        if any(match["run"] == key.partition("@")[0] for key in names):
             raise Configuration(f'inference_models names the run "{match["run"]}" twice')
-        runs_by_name[entry.partition("=")[0].strip()] = match["name"]
-    if runs_by_name and not settings.inference.startswith("http"):
+        names[entry.partition("=")[0].strip()] = match["name"]
+    if names and not settings.inference.startswith("http"):
         raise Configuration("inference_models is for an address: set inference to one")
-    return runs_by_name
+    return names
 
 
 def _check(settings: Settings) -> None:
@@ -382,7 +382,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     config: Path | None = None,
 ) -> Settings:
-    """Return the settings in force; flags that are None do not count.
+    """Return the settings in force; a flag of None counts as not given.
 
     Raises BadRequest for a wrong flag, Configuration naming the source of another mistake.
     """
@@ -422,7 +422,7 @@ def without_password(url: str) -> str:
 
 
 def _fits_a_link(url: str) -> bool:
-    """Return True if a volunteer's program finds this address in a join link."""
+    """Return True if a volunteer's program reads this address unchanged from a join link."""
     try:
         return parse_link(url).url == url.rstrip("/").lower()
     except BadRequest:

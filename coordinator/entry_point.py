@@ -8,8 +8,8 @@ from shared.programs.interrupts import exit_on_interrupt
 
 
 def main() -> None:
-    """Run the command line, and end the process with its exit code; after Ctrl-C at once, without
-    the threads that still build a dataset.
+    """Run the command line, and exit with its code; after Ctrl-C immediately, without waiting for
+    threads that still build a dataset.
     """
     exit_on_interrupt()
     from coordinator.cli.main import INTERRUPTED

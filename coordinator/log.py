@@ -16,14 +16,14 @@ from typing import Any, TextIO, cast
 import structlog
 
 HIDDEN = "[hidden]"
-SPARING_S, SPARING_MAX, SPARING_KEYS = 60.0, 10, 100
+# window of the filters, lines of one message in it, and messages that are told apart
+WINDOW_S, LINES_MAX, KEYS_MAX = 60.0, 10, 100
 _SECRET_KEY = re.compile(r"(?i)secret|token|authorization|password|^code$|private")
 _SECRET_TEXT = re.compile(
     r"(?i)(bearer\s+)\S+|((?:code|secret|token|password)=)[^\s&+;/'\"]+|(://[^\s:/@]+:)[^\s@/]+(?=@)"
 )
-_CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]"
-)  # characters that renderers do not escape
+# control characters that renderers do not escape
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def hide(value: object) -> object:
@@ -47,7 +47,7 @@ def _redact(_: object, __: str, event: MutableMapping[str, object]) -> MutableMa
     return event
 
 
-class Unfailing:
+class LossyFile:
     """File for lines that may get lost, since a full disk or a closed pipe must not fail a
     request.
     """
@@ -68,9 +68,9 @@ class Unfailing:
             return
 
 
-class Sparing(logging.Filter):
-    """Lets a library's message through a few times a minute, so that clients cannot fill
-    the disk.
+class MessageLimit(logging.Filter):
+    """Filter that passes each message of a library LINES_MAX times a minute, so that clients cannot
+    fill the disk.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -81,17 +81,17 @@ class Sparing(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         now = self._monotonic()
-        if now - self._since >= SPARING_S:
+        if now - self._since >= WINDOW_S:
             self._seen.clear()
             self._since = now
-        key = str(record.msg) if len(self._seen) < SPARING_KEYS else ""
+        key = str(record.msg) if len(self._seen) < KEYS_MAX else ""
         self._seen[key] += 1
-        return self._seen[key] <= SPARING_MAX
+        return self._seen[key] <= LINES_MAX
 
 
-class OnceACause:
-    """Lets one line a minute through about each cause, with the number of suppressed ones: an
-    outage affects every job, and each job retries every second.
+class CauseLimit:
+    """Processor that passes one line a minute about each cause of a failure, with the number of
+    suppressed ones: an outage affects every job, and each job retries every second.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -105,10 +105,10 @@ class OnceACause:
     ) -> MutableMapping[str, object]:
         """Return the line. Raises DropEvent for a repetition within the minute."""
         now = self._monotonic()
-        if now - self._since >= SPARING_S:
+        if now - self._since >= WINDOW_S:
             self._before, self._seen, self._since = self._seen, Counter(), now
         cause = _cause(event)
-        if not cause or (len(self._seen) >= SPARING_KEYS and cause not in self._seen):
+        if not cause or (len(self._seen) >= KEYS_MAX and cause not in self._seen):
             return event
         self._seen[cause] += 1
         if self._seen[cause] > 1:
@@ -119,7 +119,7 @@ class OnceACause:
 
 
 def _cause(event: MutableMapping[str, object]) -> str:
-    """Return the key of a failure's cause; "" for a line that reports no failure."""
+    """Return the cause of a failure, as a key; "" for a line that reports no failure."""
     raised = event.get("exc_info")
     if raised:
         error = raised if isinstance(raised, BaseException) else sys.exc_info()[1]
@@ -144,9 +144,9 @@ def configure(level: str, *, as_json: bool) -> None:
     )
     number = getattr(logging, level.upper())
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, OnceACause(), *shared, last],
+        processors=[structlog.contextvars.merge_contextvars, CauseLimit(), *shared, last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Unfailing(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LossyFile(sys.stderr))),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -160,7 +160,7 @@ def configure(level: str, *, as_json: bool) -> None:
     root.handlers[:] = [handler]
     root.setLevel(number)
     server = logging.getLogger("uvicorn.error")
-    server.filters = [Sparing()]
+    server.filters = [MessageLimit()]
     # Loggers of each connection and plugin; the coordinator's own lines report what matters.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "alembic"):
         logging.getLogger(name).setLevel(max(number, logging.WARNING))

@@ -1,4 +1,4 @@
-"""Platform that a coordinator's services share: database, clock, signals, blobs."""
+"""Parts that all services of a coordinator share: settings, clock, database, blobs, signals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared.proofs.signing import SigningKey
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """Settings, clock, database, blobs, key, signals and threads of one process."""
+    """Parts of one process that its services share."""
 
     settings: Settings
     clock: Clock
@@ -31,7 +31,7 @@ class Platform:
 
 
 class PlatformService:
-    """Base of the services: holds the parts of their platform under these names."""
+    """Base of the services, with the parts of their platform as attributes."""
 
     def __init__(self, on: Platform) -> None:
         self._settings, self._clock, self._key = on.settings, on.clock, on.key

@@ -1,4 +1,4 @@
-"""Rate limits of a worker or an address."""
+"""Limits of requests: of a worker, of an address, and of an account that asks a model."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ WINDOWS = {
 _RATE = re.compile(r"([1-9][0-9]{0,8}) ?/ ?(second|minute|hour|day)")
 
 
-class _Bucket:
-    """Token bucket: `capacity` requests at once, refilled evenly in a window.
-
-    Remembers at most `KEYS_MAX` keys.
+class _Buckets:
+    """Token buckets of at most `KEYS_MAX` keys: each allows `capacity` requests at once, and is
+    refilled evenly within a window.
     """
 
     def __init__(self, capacity: int, window: str) -> None:
         self._capacity = capacity
-        self._window_s, self._each = WINDOWS[window]
+        self._window_s, self._window_words = WINDOWS[window]
         self._per_s = capacity / self._window_s
         # key -> tokens left, and the time of that count
         self._left: dict[str, tuple[float, float]] = {}
 
     def hit(self, key: str, now: float, replicas: int) -> None:
-        """Take one token. Raises TooManyRequests with the time to wait.
+        """Take one token of a key. Raises TooManyRequests with the time to wait.
 
         Each replica has an equal share, because a balancer spreads the requests of one key.
         """
@@ -49,7 +48,7 @@ class _Bucket:
         if left < 1:
             wait_s = (1 - left) / per_s
             raise TooManyRequests(
-                f"more than {self._capacity} requests {self._each}; come back in "
+                f"more than {self._capacity} requests {self._window_words}; come back in "
                 f"{math.ceil(wait_s)} s",
                 retry_after_s=wait_s,
             )
@@ -66,16 +65,16 @@ class _Bucket:
 
 
 class PerMinute:
-    """Requests a minute of each key, by a capacity that the caller names."""
+    """Limits of requests a minute, of a capacity that the caller names; each replica counts its share."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self.replicas = 1
-        self._buckets: dict[int, _Bucket] = {}
+        self._buckets: dict[int, _Buckets] = {}
 
     def hit(self, key: str, capacity: int) -> None:
         """Count one request. Raises TooManyRequests with the time to wait."""
-        bucket = self._buckets.setdefault(capacity, _Bucket(capacity, "minute"))
+        bucket = self._buckets.setdefault(capacity, _Buckets(capacity, "minute"))
         bucket.hit(key, self._monotonic(), self.replicas)
 
 
@@ -89,7 +88,7 @@ class Rates:
     def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self.replicas = 1  # serving replicas, this one included
-        self._buckets: dict[str, _Bucket | None] = {}
+        self._buckets: dict[str, _Buckets | None] = {}
         for kind in ("worker", "ip", "register"):
             text = getattr(settings, f"rate_{kind}")
             if text in ("", "off"):
@@ -100,7 +99,7 @@ class Rates:
                 raise Configuration(
                     f'setting "rate_{kind}" must look like 600/minute, not "{text}"'
                 )
-            self._buckets[kind] = _Bucket(int(match[1]), match[2])
+            self._buckets[kind] = _Buckets(int(match[1]), match[2])
 
     def hit(self, kind: str, key: str) -> None:
         """Count one request. Raises TooManyRequests with the time to wait."""

@@ -1,4 +1,4 @@
-"""Incoming requests: a header, a range, and limits of body, depth and numbers of JSON.
+"""Parts of a request: headers, byte ranges, and bodies, whose size, depth and numbers are limited.
 
 Receipt deadlines (slow headers, slow bodies, too many connections) are not here: they need the
 transport and live in `coordinator.http.deadlines`. Quotas of uploads are in
@@ -23,7 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 
 INTEGER_DIGITS_MAX = 18  # digits that surely fit a 64-bit column
-_UNKNOWN_FIELD = "Object contains unknown field"  # begins such a complaint of msgspec
+_UNKNOWN_FIELD = "Object contains unknown field"  # beginning of msgspec's error for such a field
 
 _RANGE = re.compile(rf"bytes=([0-9]{{0,{INTEGER_DIGITS_MAX}}})-([0-9]{{0,{INTEGER_DIGITS_MAX}}})")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)

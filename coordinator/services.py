@@ -25,6 +25,7 @@ from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity, own_key, software
 from coordinator.accounts.transparency import Transparency
 from coordinator.attendance import Attendance
+from coordinator.batcher import Batcher
 from coordinator.checking.audits import Audits
 from coordinator.checking.case import Draws
 from coordinator.checking.checkers import Checkers
@@ -43,7 +44,6 @@ from coordinator.inference.inference_engine import InferenceEngine
 from coordinator.inference.volunteer_engine import VolunteerEngine
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.uploads import Uploads
-from coordinator.joiner import Joiner
 from coordinator.merging.evaluation import Evaluation
 from coordinator.merging.merger import Merger
 from coordinator.platform import Platform
@@ -225,7 +225,7 @@ class Coordinator(Platform):
 
     @cached_property
     def member_data(self) -> MemberDeclarations:
-        """Return the declarations of members' data."""
+        """Return the service of the declarations of members' data."""
         return MemberDeclarations(self.db, self.clock, self.signals)
 
     @cached_property
@@ -235,7 +235,7 @@ class Coordinator(Platform):
 
     @property
     def audits(self) -> Audits:
-        """Return the audits by volunteers."""
+        """Return the service of audits by volunteers."""
         return self.intake.audits
 
     @property
@@ -267,7 +267,7 @@ class Coordinator(Platform):
             "space": self.space.run,
             "boxes": self.boxes.run,
             "beats": Beats(
-                self.db, self.clock, self.settings.directory, self._figures(), self._among
+                self.db, self.clock, self.settings.directory, self._figures(), self._divide_limits
             ).run,
         }
 
@@ -280,7 +280,7 @@ class Coordinator(Platform):
             "drifts": Drifts(self, self.computing[2]).run,
         }
 
-    def _among(self, replicas: int) -> None:
+    def _divide_limits(self, replicas: int) -> None:
         """Divide this process's limits by the number of replicas."""
         for rates in (self.rates, self.answers.rates, self.volunteers.orders):
             rates.replicas = replicas
@@ -338,7 +338,7 @@ class Coordinator(Platform):
                 log.exception("background job failed", job=name)
                 await pause(self.clock, RESTART_S, self.stopping)
 
-    def _engine(self) -> InferenceEngine | None:
+    def _connect_engine(self) -> InferenceEngine | None:
         """Connect the engine that the settings name. Raises Configuration."""
         settings = self.settings
         engine: InferenceEngine | None = None
@@ -364,12 +364,14 @@ class Coordinator(Platform):
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Run the background jobs inside the block; leaving stops them and waits for their end."""
+        """Run the background jobs inside the block; leaving it stops them, and cancels those
+        that have not ended after STOP_S.
+        """
         tasks = [
             asyncio.create_task(self._keep_running(*job), name=job[0])
             for job in self.jobs().items()
         ]
-        engine = self._engine()
+        engine = self._connect_engine()
         try:
             yield
         finally:
@@ -386,8 +388,8 @@ class Coordinator(Platform):
 
 
 def _computing(separate: bool) -> tuple[Compute, ...]:
-    """Return the processes of evaluation, checks and recomputes, separate so that a verdict waits
-    for no other work.
+    """Return what computes evaluations, checks, recomputes, and recomputes aside: one each, so that
+    a verdict waits for no other work.
     """
     return (
         Compute("evaluation", torch_threads=half_the_cores(), separate=separate),
@@ -416,35 +418,35 @@ def _announcer(db: Database, clock: Clock) -> Announcer:
         serials = await db.write(lambda conn: unreferenced_blobs.announce(conn, set(names), since))
         return [serials.get(name) or unreferenced_blobs.being_deleted() for name in names]
 
-    return Joiner(announce_all, ANNOUNCED_MAX).ask
+    return Batcher(announce_all, ANNOUNCED_MAX).ask
 
 
 async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> Database:
     """Open the database of the settings; make it where there is none."""
     if await is_new(settings.database_url):
-        await check_alone(settings)
+        await check_unused(settings)
         await migrate(settings.database_url)
     system = clock if isinstance(clock, SystemClock) else None
     return await Database.open(settings.database_url, clock=system, exclusive=exclusive)
 
 
-def _left_file(settings: Settings) -> Path | None:
-    """Return a file of an earlier coordinator next to its database, or None."""
+def _file_left(settings: Settings) -> Path | None:
+    """Return a file that an earlier coordinator left beside its database, or None."""
     blobs = Path(settings.blobs_url)
     left = [settings.signing_key_file, *sorted(blobs.glob("*"))] if blobs.is_absolute() else []
     files = (path for top in left for path in (top, *top.rglob("*")) if path.is_file())
     return next(files, None)
 
 
-async def check_alone(settings: Settings) -> None:
-    """Raise Configuration if a coordinator existed here, since a new database would hide the loss
-    of the old one.
+async def check_unused(settings: Settings) -> None:
+    """Raise Configuration if files of an earlier coordinator are here, since a new database would
+    hide the loss of its database.
     """
     file, place = file_of(settings.database_url), without_password(settings.database_url)
     owner = ""
     if mark := await stored_mark(open_blobs(settings.blobs_url, settings.directory / "cache")):
         owner = f"{without_password(settings.blobs_url)} belongs to the database {mark.place}"
-    elif file is not None and (old := await in_pool(_left_file, settings)):
+    elif file is not None and (old := await in_pool(_file_left, settings)):
         owner = f"{old} of a coordinator is there"
     if owner:
         raise Configuration(

@@ -1,5 +1,4 @@
-"""Signals that wake waiters: topics in this process, bridged to the other processes of the same
-database.
+"""Signals that wake waiters on a topic, in this process and in the others of the same database.
 
 Topics: "run:<id>" (its newest version or its state changed), "runs" (the state of any changed),
 "versions", "contributions", "queue" (there may be work), "recomputes", "volunteers", "alerts".
@@ -71,7 +70,7 @@ class Signals:
     def watch(self, *topics: str) -> TopicWatch:
         """Return a watch, which misses no notification from now on, even before `wait` is called.
 
-        A caller that must read first to know its topics names them later (`TopicWatch.topics`), and
+        A caller that learns its topics from a read may set them later (`TopicWatch.topics`), and
         misses none either.
         """
         return TopicWatch(self, topics)
@@ -108,8 +107,8 @@ class TopicWatch:
         self._signals = signals
 
     async def wait(self, timeout_s: float, line: WaitingLine | None = None) -> bool:
-        """Return True once a topic was notified since `watch` or the last `wait`, or it is this
-        watcher's turn in the line, else False.
+        """Return True once a topic was notified since `watch` or the last `wait`, or once the line
+        wakes this watcher; False after `timeout_s` seconds.
         """
         self.wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not self._news() and timeout_s > 0:
@@ -124,15 +123,15 @@ class TopicWatch:
 
 
 class WaitingLine:
-    """Watchers in order of arrival: news wakes the oldest, and while a look for work leaves some,
-    the next few. Waking all of them for one task would only make refusals.
+    """Watchers for work, in order of arrival. News wakes the oldest, which looks for work; as long
+    as looks leave tasks, the next few are woken. All of them at once would only be refused.
     """
 
     def __init__(self) -> None:
         self._news = 0  # moment of the newest news
-        self._empty = 0  # moment at which a look has left nothing
-        self._refused: frozenset[int] = frozenset()  # work that everybody in the line refused
-        self._probing = False  # the one that was woken by news has not looked yet
+        self._empty = 0  # moment of the newest look that left nothing to take
+        self._refused: frozenset[int] = frozenset()  # tasks that every watcher refused
+        self._probing = False  # True until the watcher that news woke looks
         self._standing: list[TopicWatch] = []
 
     @contextmanager
@@ -150,29 +149,32 @@ class WaitingLine:
         self._news = moment
         self._probe()
 
-    def look(self) -> None:
-        """Note that the awake waiters look now."""
+    def begin_look(self) -> None:
+        """Note that the awake watchers look for work now."""
         self._probing = False
 
-    def left(self) -> None:
-        """Note that a watcher left, which may have been woken to look: the next one looks."""
+    def leave(self) -> None:
+        """Wake the next watcher in place of one that left, which may have been woken to look."""
         self._probing = False
         self._probe()
 
-    def looked(self, since: int, left: int, withheld: frozenset[int] | None, *, took: bool) -> None:
-        """Wake as many of the next as a look at moment `since` has left, more if it took none.
+    def end_look(
+        self, since: int, count: int, untaken: frozenset[int] | None, *, took: bool
+    ) -> None:
+        """Wake the next watchers after a look that began at moment `since`: as many as the `count`
+        of tasks that it left, at most STEP; STEP if it took no task.
 
-        Tasks that it `withheld` and that the whole line refused wake nobody, until others are
-        there.
+        `untaken` are the tasks that it left, None if it did not read the tasks. Once every watcher
+        has refused all of them, they wake nobody.
         """
-        if withheld is None:  # it saw no work
+        if untaken is None:
             self._wake(STEP)
         else:
-            self._refused &= withheld
-            if not withheld or (withheld <= self._refused and not took):
+            self._refused &= untaken
+            if not untaken or (untaken <= self._refused and not took):
                 self._empty = max(self._empty, since)
-            elif not self._wake(min(left, STEP) if took else STEP) and not took:
-                self._refused = withheld
+            elif not self._wake(min(count, STEP) if took else STEP) and not took:
+                self._refused = untaken
         self._probe()
 
     def _probe(self) -> None:
@@ -180,7 +182,9 @@ class WaitingLine:
             self._probing = self._wake(1)
 
     def _wake(self, count: int) -> bool:
-        """Wake the oldest waiters that have not looked since the news."""
+        """Wake the oldest watchers that have not looked since the news; return False if there are
+        none.
+        """
         late = (watch.wake for watch in self._standing if watch.since < self._news)
         woken = [*itertools.islice((wake for wake in late if not wake.done()), count)]
         for wake in woken:

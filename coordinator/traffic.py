@@ -1,7 +1,7 @@
 """Counts of this process since its start: requests, bytes, and durations.
 
-They are plain numbers, for the summary and for Prometheus, so that counting adds almost nothing to
-a request. The Prometheus library takes 0.2 s to load; a server loads it at the first scrape.
+The counts are plain numbers, so that counting adds almost nothing to a request. The
+Prometheus library takes 0.2 s to load; a server loads it at the first scrape.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
+# upper bounds of durations, in seconds
 QUICK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 SLOW_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
@@ -22,7 +23,7 @@ class TrafficCounter:
     def __init__(self) -> None:
         self.bytes_in = 0
         self.bytes_out = 0
-        self.viewers = 0  # browsers that hold an event stream of a run now
+        self.viewers = 0  # open event streams of runs, one for each browser
         self.requests: Counter[tuple[str, str, int]] = Counter()  # method, path template, status
         # seconds of all answers, by method and path template
         self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -41,7 +42,7 @@ class TrafficCounter:
 
 
 class Durations:
-    """A histogram over fixed bounds, of this process since it began."""
+    """Histogram of durations in seconds over fixed bounds."""
 
     __slots__ = ("_counts", "bounds", "total_s")
 
@@ -69,7 +70,7 @@ class Durations:
         return sum(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return the cumulated counts by their upper bounds, the last "+Inf"."""
+        """Return upper bounds in seconds, the last "+Inf", with the count of durations up to each."""
         bounds, total = [], 0
         for bound, count in zip((*map(repr, self.bounds), "+Inf"), self._counts, strict=True):
             total += count

@@ -1,4 +1,4 @@
-"""Cached values that may be a moment old: loaded by the first of many concurrent callers."""
+"""Cached values of a limited age; the first of many concurrent callers loads one for all."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from shared.clock import Clock
 K = TypeVar("K")
 T = TypeVar("T")
 
-REST = 20.0  # a slow value is loaded at most for one twentieth of the time
-AHEAD = 0.75  # share of its age from which on the next value is loaded, while this one is served
+REST = 20.0  # a usual `rest`: loads of a slow value take at most one twentieth of the time
+AHEAD = 0.75  # share of the age from which on the next value is loaded while this one is served
 
 
 class CachedValue(Generic[T]):
-    """Cached value of `load`, at most `age_s` old, or `rest` times the duration of the load: a slow
-    load is repeated less often.
+    """Cached value of `load`, at most `age_s` old, or `rest` times the duration of the load if that
+    is longer: a slow load is repeated less often.
 
-    A failed load is reported to all its waiters, and not kept.
+    A failed load raises its error in all its waiters, and is not cached.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class CachedValue(Generic[T]):
         if self._loading is None:
             self._began_at = self._clock.monotonic()
             self._loading = asyncio.ensure_future(self._load())
-            self._loading.add_done_callback(self._note)
+            self._loading.add_done_callback(self._store)
         return self._loading
 
-    def _note(self, loading: asyncio.Future[T]) -> None:
+    def _store(self, loading: asyncio.Future[T]) -> None:
         failed = loading.cancelled() or loading.exception() is not None
         if loading is self._loading:  # the result of a dropped load is not kept
             self._loading = None
@@ -67,7 +67,7 @@ class CachedValue(Generic[T]):
                 self._age_s = max(self._age_min_s, self._rest * took_s)
 
     def drop(self) -> None:
-        """Drop the value: the next caller loads it anew."""
+        """Drop the value; the next caller loads a new one."""
         self._loading = self._loaded = None
 
 
@@ -92,5 +92,5 @@ class KeyedCache(Generic[K, T]):
         return await value.get()
 
     def clear(self) -> None:
-        """Clear all."""
+        """Drop all values."""
         self._values.clear()

@@ -16,6 +16,7 @@ from coordinator.accounts.invites import Invites, NewCode
 from coordinator.accounts.leaderboard import Leaderboard
 from coordinator.accounts.registration import Registration
 from coordinator.accounts.reversals import Reversals
+from coordinator.batcher import Batcher
 from coordinator.database import invite_rows as code_rows
 from coordinator.database import recomputes, record, runs, standings, statistics, verdicts
 from coordinator.database import volunteers as store
@@ -24,7 +25,6 @@ from coordinator.database.members import member_rows
 from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import VolunteerSummary
 from coordinator.database.volunteers import VolunteerRow
-from coordinator.joiner import Joiner
 from coordinator.rate_limit import PerMinute
 from coordinator.rules import codes, networks, nicknames
 from coordinator.rules import reports as machines
@@ -61,7 +61,7 @@ LINK_S = 600.0
 REISSUE_S = DAY_S  # validity of a reissued link: long, since the organiser passes it on
 ORDERS_A_MINUTE = 60  # orders that an account may send to its machines
 WORK_MAX = 32_768  # volunteers whose counts are cached
-JOINED_MAX = 64  # volunteers whose accounts are read in one transaction
+BATCH_MAX = 64  # volunteers whose accounts are read in one transaction
 # time between two full counts of an account; each view adds the changes since the last one
 COUNTED_S = 300.0
 
@@ -115,7 +115,7 @@ class Volunteers:
         self._counted: KeyedCache[tuple[str, float], _AccountSums] = KeyedCache(
             COUNTED_S, clock, rest=REST, most=WORK_MAX
         )
-        self._looking: Joiner[_ViewRequest, tuple[Me, Any]] = Joiner(self._look_all, JOINED_MAX)
+        self._looking: Batcher[_ViewRequest, tuple[Me, Any]] = Batcher(self._look_all, BATCH_MAX)
         self._entrance = entrance or Entrance(secrets.token_bytes(32), 0, clock)
         self.orders = PerMinute(clock.monotonic)
         self.invites = Invites(db, clock)

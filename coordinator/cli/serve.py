@@ -198,10 +198,10 @@ async def _upgrade(settings: Settings, *, take_over: bool) -> bool:
     """
     from coordinator.database.engine.open_database import is_new
     from coordinator.database.engine.open_database import migrate as bring
-    from coordinator.services import check_alone
+    from coordinator.services import check_unused
 
     if not take_over and await is_new(settings.database_url):
-        await check_alone(settings)
+        await check_unused(settings)
     return await bring(settings.database_url)
 
 

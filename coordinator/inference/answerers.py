@@ -82,8 +82,8 @@ class AnswerPart:
         return not self.finish
 
     async def stream(self) -> AsyncGenerator[int]:
-        """Yield tokens as they arrive, until the end. Raises SilentMachine if they stop, or arrive too
-        slowly.
+        """Yield tokens as they arrive, until the end. Raises SilentMachine if they stop, or
+        arrive too slowly.
         """
         sent, limit_s, now = 0, FIRST_S, asyncio.get_running_loop().time
         began = now()

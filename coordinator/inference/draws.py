@@ -77,7 +77,7 @@ class AnswerDraws:
 
     @property
     def waiting(self) -> int:
-        """Return the number of settled requests not yet looked up, plus drawn answers to compare."""
+        """Return the number of settled requests to look up, plus drawn answers to compare."""
         return len(self._settled) + sum(len(queue) for queue in self._queues.values())
 
     @property

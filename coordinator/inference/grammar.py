@@ -84,7 +84,7 @@ class Grammars:
         return rules
 
     def _terms(self, text: str) -> str:
-        """Return the text of a template as terms of a grammar: special tokens by number, and texts."""
+        """Return a template's text as terms of a grammar: special tokens by number, and texts."""
         if not text:
             return ""
         terms: list[str] = []

@@ -21,6 +21,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
+from coordinator.batcher import Batcher
 from coordinator.checking.audits import Audits
 from coordinator.checking.recompute import DrawChoice, Recomputes
 from coordinator.compute import Compute
@@ -41,7 +42,6 @@ from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Arrival, Background, EndedPart
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.experience.harvest import Harvest
-from coordinator.joiner import Joiner
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import codec_choice, validation
 from coordinator.rules.audits import AUDIT
@@ -70,7 +70,7 @@ log = structlog.get_logger("intake")
 
 HISTORY_MAX = 200
 RECHECK_MAX = 100
-JOINED_MAX = 64  # contributions in one transaction
+BATCH_MAX = 64  # contributions in one transaction
 REDO_MAX = 3  # times that a late gradient may be computed again; then its task fails
 COHORT_ROWS = 4  # rows that are read for each volunteer of the cohort
 # Reasons that do not count against the task.
@@ -120,8 +120,8 @@ class Intake(PlatformService):
         self.durations = Durations(SLOW_S)  # duration of submissions with their check
         self.decided: Counter[tuple[str, str, str]] = Counter()  # run, state, reason
         # submissions of one task are received in turn, so that a repeat finds the first one
-        self._arriving = Joiner(self._receive_all, JOINED_MAX, key=lambda each: each.task_id)
-        self._deciding = defaultdict[int, Joiner[_Measured, None]](self._decider)  # keyed by run
+        self._arriving = Batcher(self._receive_all, BATCH_MAX, key=lambda each: each.task_id)
+        self._deciding = defaultdict[int, Batcher[_Measured, None]](self._decider)  # keyed by run
         self._abouts: dict[int, Definition] = {}  # unchanging definition of each run, read once
 
     async def submit(
@@ -139,9 +139,9 @@ class Intake(PlatformService):
         with self.durations.timed():
             row, fresh = await self._arriving.ask(_Submission(principal, task_id, request))
             if fresh:
-                self._attendance.trained(row.run_id, row.train_s)
+                self._attendance.count_trained(row.run_id, row.train_s)
                 if row.kind == "experience":  # learners use it; it is not merged itself
-                    self._attendance.merged(row.run_id, row.train_s)
+                    self._attendance.count_merged(row.run_id, row.train_s)
             if row.state == "checking":
                 await self._check(row)
             elif row.state == "rejected":
@@ -252,11 +252,11 @@ class Intake(PlatformService):
             self._threads, validation.measure, path, about.schema, row.codec
         )
 
-    def _decider(self) -> Joiner[_Measured, None]:
-        """Return a joiner that decides the contributions of a run, those of an account one after
+    def _decider(self) -> Batcher[_Measured, None]:
+        """Return a batcher that decides the contributions of a run, those of an account one after
         the other, since draws depend on those before.
         """
-        return Joiner(self._decide_all, JOINED_MAX, key=lambda each: each[0].volunteer_id)
+        return Batcher(self._decide_all, BATCH_MAX, key=lambda each: each[0].volunteer_id)
 
     async def _decide_all(self, asked: Sequence[_Measured]) -> list[None]:
         run_id, measured = asked[0][0].run_id, {row.id: measurement for row, measurement in asked}

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from coordinator.batcher import Batcher
 from coordinator.database import contributions, datasets, tasks, unreferenced_blobs, upload_rows
 from coordinator.database.tasks import TaskRow
 from coordinator.database.upload_rows import QuotaUse, UploadRow
-from coordinator.joiner import Joiner
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
@@ -73,7 +73,7 @@ UNVETTED_SHARE = 0.5  # share of the free disk above the floor for all unvetted 
 ABANDONED_S = 60.0
 # most hash states kept between requests; a missing state is recomputed from the file
 HASHES_MAX = 512
-JOINED_MAX = 64  # uploads in one transaction
+BATCH_MAX = 64  # uploads in one transaction
 UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 EXPIRE_MAX = 500
 
@@ -160,11 +160,11 @@ class Uploads(PlatformService):
         self._writers: dict[str, _UploadWriter] = {}
         self._hashes: OrderedDict[str, tuple[int, hashlib._Hash]] = OrderedDict()
         # uploads of one account are granted in turn, since each counts against its quota
-        self._granting = Joiner(
-            self._grant_all, JOINED_MAX, key=lambda each: each.principal.volunteer_id
+        self._granting = Batcher(
+            self._grant_all, BATCH_MAX, key=lambda each: each.principal.volunteer_id
         )
-        self._reading = Joiner(self._read_all, JOINED_MAX)
-        self._finishing = Joiner(self._store_all, JOINED_MAX)
+        self._reading = Batcher(self._read_all, BATCH_MAX)
+        self._finishing = Batcher(self._store_all, BATCH_MAX)
 
     def _path(self, upload_id: str) -> Path:
         return self._directory / upload_id

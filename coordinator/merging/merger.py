@@ -172,7 +172,7 @@ class Merger(PlatformService):
             return await self._overtaken(job, error)
         self.durations.add(seconds)
         self.outcomes[job.run.name, "merged"] += 1
-        self._attendance.merged(job.run.id, sum(row.train_s for row in job.rows))
+        self._attendance.count_merged(job.run.id, sum(row.train_s for row in job.rows))
         await self._parts.discard(spent)
         log.info(
             "merged",

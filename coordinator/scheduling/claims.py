@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from coordinator.accounts import suspension
+from coordinator.batcher import Batcher
 from coordinator.database import audits, claim_rows, leases, passes
 from coordinator.database.audits import AuditLease
 from coordinator.database.claim_rows import Abilities, ClaimView, Rights, StateLine
 from coordinator.database.leases import NewLease
 from coordinator.database.members import member_rows
 from coordinator.database.tasks import TaskRow
-from coordinator.joiner import Joiner
 from coordinator.rules import codes
 from coordinator.rules.audits import AUDIT, AccountMarks, Auditor
 from coordinator.rules.checks import FLOOR, device_kind
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from coordinator.signals import Signals
     from shared.clock import Clock
 
-JOINED_MAX = 256  # claims in one transaction
+BATCH_MAX = 256  # claims in one transaction
 SPREAD = 0.5  # share of its wait by which a claim may end early
 # tasks read besides two for each waiter, since waiters may have failed some of them before
 TODO_SPARE = 32
@@ -146,7 +146,7 @@ class Claims:
         self._line = signals.line("queue")
         self._renewals = renewals
         self._terms = terms
-        self.joiner: Joiner[Waiter, Answer] = Joiner(self._serve, JOINED_MAX)
+        self.batcher: Batcher[Waiter, Answer] = Batcher(self._serve, BATCH_MAX)
         self._specs: dict[int, Spec] = {}
         self._runs = signals.watch("runs")
         self._paces: dict[int, tuple[float, RunPace | None]] = {}
@@ -173,7 +173,7 @@ class Claims:
         self.waiting += 1
         try:
             while True:
-                answer = await self.joiner.ask(waiter)
+                answer = await self.batcher.ask(waiter)
                 if isinstance(answer, Lease):
                     return ClaimReply(lease=answer)
                 left_s = until - self._clock.monotonic()
@@ -182,7 +182,7 @@ class Claims:
                 if left_s <= 0 or not await watch.wait(left_s, line):
                     return ClaimReply(idle=_idle(answer))
         except asyncio.CancelledError:
-            self._line.left()
+            self._line.leave()
             raise
         finally:
             self.waiting -= 1
@@ -193,7 +193,7 @@ class Claims:
         """
         now = self._clock.now()
         since = self._signals.moment
-        self._line.look()
+        self._line.begin_look()
         if await self._runs.wait(0):  # one may have been extended
             self._specs.clear()
         speaks = {waiter.claim_id: waiter for waiter in asking}  # a claim sent twice counts as one
@@ -211,7 +211,7 @@ class Claims:
             if audited is not None:
                 lease = lease_message.audit(lease, audited)
             answers[claim_id] = lease
-        self._line.looked(since, served.open, served.remaining, took=bool(served.fresh))
+        self._line.end_look(since, served.open, served.remaining, took=bool(served.fresh))
         if served.more:
             self._signals.deliver("queue")
         return [answers[waiter.claim_id] for waiter in asking]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from coordinator.accounts.announcements import Announcements
+from coordinator.batcher import Batcher
 from coordinator.database import verdicts, volunteers
 from coordinator.database.ledger import payments
-from coordinator.joiner import Joiner
 from coordinator.traffic import Durations
 from coordinator.ttl_cache import CachedValue
 from shared.protocol.contributions import Verdict
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-JOINED_MAX = 256  # heartbeats in one query
+BATCH_MAX = 256  # heartbeats in one query
 SHARED_S = 1.0
 ANNOUNCED_S = 5.0
 ORDER_S = DAY_S  # an owner's order to an absent machine lapses after this time
@@ -65,8 +65,8 @@ class Heartbeats:
         # how often each recent verdict was sent, by worker
         self._sent: OrderedDict[str, Counter[int]] = OrderedDict()
         self._newest = CachedValue(lambda: db.read(verdicts.newest), SHARED_S, clock)
-        self._concerned: Joiner[tuple[str, int], bool] = Joiner(
-            self._ask, JOINED_MAX, key=lambda question: question[0]
+        self._concerned: Batcher[tuple[str, int], bool] = Batcher(
+            self._ask, BATCH_MAX, key=lambda question: question[0]
         )
         self.announcements = Announcements(db, clock)
         self._announced = CachedValue(self.announcements.standing, ANNOUNCED_S, clock)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import structlog
 
+from coordinator.batcher import Batcher
 from coordinator.database import (
     audits,
     claim_rows,
@@ -22,7 +23,6 @@ from coordinator.database import (
     tasks,
 )
 from coordinator.database.tasks import Begun, TaskLine, TaskRow
-from coordinator.joiner import Joiner
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.standing import REST_MAX_S, rest_s
 from shared.clock import Clock, pause
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 FLUSH_S = 1.0
-JOINED_MAX = 64  # begun tasks in one transaction
+BATCH_MAX = 64  # begun tasks in one transaction
 EXPIRE_S = 5.0
 EXPIRE_MAX = 500  # tasks that expire in one transaction
 WORKERS_MAX = 100_000  # workers whose failures are remembered
@@ -79,8 +79,8 @@ class Queue:
         self.claims = claims
         self.renewals = renewals
         self._started_at = clock.now()
-        self._beginning: Joiner[_Start, Begun | _Wait] = Joiner(
-            self._begin_all, JOINED_MAX, key=lambda start_request: start_request.task_id
+        self._beginning: Batcher[_Start, Begun | _Wait] = Batcher(
+            self._begin_all, BATCH_MAX, key=lambda start_request: start_request.task_id
         )
         self.expired = 0  # leases that this process expired
         self.released: Counter[str] = Counter()  # "failed" or "given back"

@@ -100,7 +100,7 @@ class Bench:
         return count / took
 
     async def service(self, joined_max: int, count: int) -> float:
-        self.queue.claims.joiner.most = joined_max
+        self.queue.claims.batcher.most = joined_max
 
         async def one(who: Principal) -> tuple[int, int]:
             lease = (await claim(self.queue, who)).lease

@@ -208,13 +208,13 @@ async def test_work_that_appears_wakes_a_few_claims_the_oldest_first(
     crowd = await house.write(lambda conn: [add_worker(conn) for _ in range(80)])
     waiting = [asyncio.ensure_future(house.lease(who, wait_s=30.0)) for who in crowd]
     asked: list[str] = []
-    ask = house.queue.claims.joiner.ask
+    ask = house.queue.claims.batcher.ask
 
     async def counted(waiter: Waiter) -> Answer:
         asked.append(waiter.worker_id)
         return await ask(waiter)
 
-    monkeypatch.setattr(house.queue.claims.joiner, "ask", counted)
+    monkeypatch.setattr(house.queue.claims.batcher, "ask", counted)
     await _until_they_wait(house, len(crowd))
     first = len(asked)
     assert first == len(crowd)
@@ -238,7 +238,7 @@ async def test_a_task_that_none_may_take_is_tried_by_the_line_once(
     ]
     await _until_they_wait(house, len(waiting))
     asked = answered = quiet = 0
-    ask = house.queue.claims.joiner.ask
+    ask = house.queue.claims.batcher.ask
 
     async def counted(waiter: Waiter) -> Answer:
         nonlocal asked, answered
@@ -248,7 +248,7 @@ async def test_a_task_that_none_may_take_is_tried_by_the_line_once(
         finally:
             answered += 1
 
-    monkeypatch.setattr(house.queue.claims.joiner, "ask", counted)
+    monkeypatch.setattr(house.queue.claims.batcher, "ask", counted)
     await house.put_back(failed, house.b, "failure")
     for most in (100, 1, 1):
         asked = answered = quiet = 0
@@ -271,7 +271,7 @@ async def test_a_new_version_wakes_no_claim_that_no_run_suits(
     waiting = asyncio.ensure_future(house.idle(house.a, memory_bytes=1, wait_s=30.0))
     await _until_they_wait(house, 1)
     asked: list[Waiter] = []
-    monkeypatch.setattr(house.queue.claims.joiner, "ask", asked.append)
+    monkeypatch.setattr(house.queue.claims.batcher, "ask", asked.append)
     for topic in ("versions", "queue", f"run:{house.run}"):
         house.signals.notify(topic)
         for _ in range(9):
@@ -308,7 +308,7 @@ async def test_a_woken_claim_that_leaves_wakes_the_next(
     crowd = await house.write(lambda conn: [add_worker(conn) for _ in range(2)])
     gone, stays = [asyncio.ensure_future(house.lease(who, wait_s=30.0)) for who in crowd]
     await _until_they_wait(house, 2)
-    ask, woken = house.queue.claims.joiner.ask, asyncio.Event()
+    ask, woken = house.queue.claims.batcher.ask, asyncio.Event()
 
     async def stuck(waiter: Waiter) -> Answer:
         if waiter.worker_id == crowd[0].worker_id:
@@ -316,7 +316,7 @@ async def test_a_woken_claim_that_leaves_wakes_the_next(
             await asyncio.Event().wait()
         return await ask(waiter)
 
-    monkeypatch.setattr(house.queue.claims.joiner, "ask", stuck)
+    monkeypatch.setattr(house.queue.claims.batcher, "ask", stuck)
     await house.queue.release(house.a, leases[0].task, ReleaseRequest(attempt=1))
     await woken.wait()
     gone.cancel()
@@ -335,7 +335,7 @@ async def test_a_claim_that_fails_leaves_the_others_waiting(
     async def away(waiter: Waiter) -> Answer:
         raise Unavailable("the database cannot be reached")
 
-    monkeypatch.setattr(house.queue.claims.joiner, "ask", away)
+    monkeypatch.setattr(house.queue.claims.batcher, "ask", away)
     house.signals.notify("queue")
     with pytest.raises(Unavailable):
         await waiting[0]

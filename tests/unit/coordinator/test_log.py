@@ -9,7 +9,7 @@ import logging
 import pytest
 import structlog
 
-from coordinator.log import OnceACause, Sparing, configure, hide
+from coordinator.log import CauseLimit, MessageLimit, configure, hide
 
 CANARY = "c4n4ry-5ecret"
 
@@ -84,7 +84,7 @@ def test_a_log_that_cannot_be_written_fails_nothing(monkeypatch: pytest.MonkeyPa
 
 def test_a_library_says_the_same_ten_times_a_minute_at_most() -> None:
     now = 0.0
-    sparing = Sparing(lambda: now)
+    sparing = MessageLimit(lambda: now)
 
     def passed(count: int) -> int:
         record = logging.LogRecord("x", logging.WARNING, "x", 1, "Invalid HTTP request", (), None)
@@ -99,7 +99,7 @@ def test_one_line_a_cause_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
     configure("info", as_json=True)
     processors = structlog.get_config()["processors"]
-    spare = next(each for each in processors if isinstance(each, OnceACause))
+    spare = next(each for each in processors if isinstance(each, CauseLimit))
     spare._monotonic = lambda: now[0]
     log = structlog.get_logger("test")
     for second in range(90):

@@ -1,4 +1,4 @@
-"""Joiner: requests that are served together, each with its own answer or error."""
+"""Batcher: requests that are served together, each with its own answer or error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.joiner import Joiner
+from coordinator.batcher import Batcher
 from shared.errors import NotFound, Unavailable
 
 
@@ -28,8 +28,8 @@ def test_an_error_is_told_to_its_own_requester(requests: list[str], most: int) -
         return [NotFound("none") if each == "missing" else f"{each} done" for each in batch]
 
     async def ask_all() -> list[str | BaseException]:
-        joiner: Joiner[str, str] = Joiner(serve, most)
-        return await asyncio.gather(*map(joiner.ask, requests), return_exceptions=True)
+        batcher: Batcher[str, str] = Batcher(serve, most)
+        return await asyncio.gather(*map(batcher.ask, requests), return_exceptions=True)
 
     kinds = {"good": str, "missing": NotFound, "poison": ValueError}
     assert [type(each) for each in asyncio.run(ask_all())] == [kinds[each] for each in requests]
@@ -45,8 +45,8 @@ async def test_what_waits_is_served_together_and_who_hung_up_is_left_out() -> No
         await gate.wait()
         return list(batch)
 
-    joiner: Joiner[int, int] = Joiner(serve, 10)
-    asking = [asyncio.create_task(joiner.ask(number)) for number in range(5)]
+    batcher: Batcher[int, int] = Batcher(serve, 10)
+    asking = [asyncio.create_task(batcher.ask(number)) for number in range(5)]
     while not batches:
         await asyncio.sleep(0)
     asking[3].cancel()
@@ -63,12 +63,12 @@ async def test_a_database_that_is_away_is_not_asked_once_more_for_each() -> None
         calls.append(len(batch))
         raise Unavailable("away")
 
-    joiner: Joiner[int, int] = Joiner(serve, 10)
-    found = await asyncio.gather(*map(joiner.ask, range(5)), return_exceptions=True)
+    batcher: Batcher[int, int] = Batcher(serve, 10)
+    found = await asyncio.gather(*map(batcher.ask, range(5)), return_exceptions=True)
     assert all(isinstance(each, Unavailable) for each in found)
     assert sum(calls) == 5
     with pytest.raises(Unavailable):
-        await joiner.ask(6)
+        await batcher.ask(6)
 
 
 async def test_requests_of_one_key_are_served_one_after_the_other() -> None:
@@ -79,9 +79,9 @@ async def test_requests_of_one_key_are_served_one_after_the_other() -> None:
         await asyncio.sleep(0)
         return list(batch)
 
-    joiner: Joiner[str, str] = Joiner(serve, 3, key=lambda request: request[0])
+    batcher: Batcher[str, str] = Batcher(serve, 3, key=lambda request: request[0])
     asked = ["a1", "a2", "b1", "a3", "c1", "d1", "b2"]
-    assert await asyncio.gather(*map(joiner.ask, asked)) == asked
+    assert await asyncio.gather(*map(batcher.ask, asked)) == asked
     assert batches == [["a1", "b1", "c1"], ["a2", "d1", "b2"], ["a3"]]
 
 
@@ -89,7 +89,7 @@ async def test_nobody_waits_for_ever_where_serving_is_cancelled() -> None:
     async def serve(batch: Sequence[int]) -> list[int]:
         raise asyncio.CancelledError
 
-    joiner: Joiner[int, int] = Joiner(serve, 2)
-    asking = [asyncio.create_task(joiner.ask(number)) for number in range(5)]
+    batcher: Batcher[int, int] = Batcher(serve, 2)
+    asking = [asyncio.create_task(batcher.ask(number)) for number in range(5)]
     found = await asyncio.gather(*asking, return_exceptions=True)
     assert all(isinstance(each, asyncio.CancelledError) for each in found)

@@ -1,5 +1,5 @@
-"""Joiner: collects the requests that arrive while others are served, and serves them together next,
-so that many cost one transaction.
+"""Batches of requests: those that arrive while others are served are served together next, so that
+many cost one transaction.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 
 
-class Joiner(Generic[Q, A]):
-    """Serves requests, at most `most` at once. `serve` returns the answers in the order of the
-    requests; an error among them is raised to its own requester.
+class Batcher(Generic[Q, A]):
+    """Serves requests in batches of at most `most`. `serve` returns the answers in the order of the
+    requests; an exception among them is raised to the caller of its request.
 
-    If serving several fails, each is served alone, so that a wrong one does not harm the others.
-    Requests of one `key` are served one after the other, never together.
+    If `serve` fails for a batch, each request is served alone, so that one cannot harm the others.
+    No batch has two requests of one `key`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Joiner(Generic[Q, A]):
                     waiting.set_result(answer)
 
     def _take(self) -> list[tuple[Q, asyncio.Future[A]]]:
-        """Take the next batch off the queue; skip clients that hung up."""
+        """Take the next batch off the queue; drop requests whose client hung up."""
         batch: dict[Hashable, tuple[Q, asyncio.Future[A]]] = {}
         left: list[tuple[Q, asyncio.Future[A]]] = []
         for place, entry in enumerate(self._waiting):
@@ -77,7 +77,9 @@ class Joiner(Generic[Q, A]):
         try:
             return await self._serve(requests) if requests else []
         except Exception as error:
-            if len(requests) == 1 or isinstance(error, Unavailable):  # one by one would not help
+            if len(requests) == 1 or isinstance(
+                error, Unavailable
+            ):  # serving it alone would not help
                 return [error] * len(requests)
         alone = await asyncio.gather(*(self._answers([request]) for request in requests))
         return [answer for [answer] in alone]
