@@ -65,7 +65,7 @@ class _Buckets:
 
 
 class PerMinute:
-    """Limits of requests a minute, of a capacity that the caller names; each replica counts its share."""
+    """Limits of requests a minute; callers name the capacity, and each replica counts a share."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic

@@ -1,7 +1,7 @@
 """Counts of this process since its start: requests, bytes, and durations.
 
-The counts are plain numbers, so that counting adds almost nothing to a request. The
-Prometheus library takes 0.2 s to load; a server loads it at the first scrape.
+The counts are plain numbers, so that counting adds almost nothing to a request. The Prometheus
+library takes 0.2 s to load; a server loads it at the first scrape.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Durations:
         return sum(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return upper bounds in seconds, the last "+Inf", with the count of durations up to each."""
+        """Return upper bounds in seconds, the last "+Inf", and the durations up to each."""
         bounds, total = [], 0
         for bound, count in zip((*map(repr, self.bounds), "+Inf"), self._counts, strict=True):
             total += count

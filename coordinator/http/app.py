@@ -39,15 +39,17 @@ __all__ = ["Coordinator", "create_app", "opened"]
 # Methods counted by name; others are counted together, so that invented names use no memory.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-READING = frozenset({"GET", "HEAD", "OPTIONS"})
+READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 STOPPING_S = 5.0  # time after which volunteers retry when this server stops
 BROKEN_S = 60.0  # retry time after a failure that the organiser must repair
 
 log = structlog.get_logger("http")
 
 
-class Door:
-    """Outermost application: names each request, counts it, turns every exception into a reply."""
+class RequestMiddleware:
+    """Outermost application: numbers each request, counts it, and turns every exception into a
+    reply.
+    """
 
     def __init__(self, app: ASGIApp, coordinator: Coordinator) -> None:
         self._app = app
@@ -55,7 +57,7 @@ class Door:
         self._prefix = secrets.token_hex(4)
         self._count = 0
         settings = coordinator.settings
-        # A page's name fits no certificate of another server, so TLS needs no check of Host.
+        # With TLS, a page whose name was rebound to this server fails at the certificate.
         public = settings.url or settings.tls_cert
         self._on_loopback = not public and is_loopback(settings.host)
 
@@ -67,7 +69,7 @@ class Door:
         scope["request_id"] = f"{self._prefix}-{self._count:x}"
         scope["traffic"] = self._coordinator.traffic
         if f"{scope['path']}/".startswith("/v1/"):
-            send = _readable(send)
+            send = _for_other_sites(send)
         began = time.perf_counter()
         try:
             self._coordinator.rates.hit("ip", client_key(scope))
@@ -84,20 +86,18 @@ class Door:
             # The server is stopping; it cancels each request only once, so a reply is possible.
             error = Unavailable("the coordinator is stopping", retry_after_s=STOPPING_S)
             await self._refuse(scope, receive, send, error)
-        except (
-            LOCAL
-        ) as error:  # errors of this machine, which a volunteer neither caused nor can use
+        except LOCAL as error:  # errors of this machine, which no volunteer caused or can mend
             log.error(
                 "refused", request_id=scope["request_id"], path=scope["path"], error=error.message
             )
-            await self._refuse(scope, receive, send, _remote(scope, error))
+            await self._refuse(scope, receive, send, _public_error(scope, error))
         except VolunteerError as error:
             await self._refuse(scope, receive, send, error)
         except Exception as error:
             log.exception("request failed", request_id=scope["request_id"], path=scope["path"])
             await self._refuse(scope, receive, send, Internal(), cause=error)
         finally:
-            self._note(scope, time.perf_counter() - began)
+            self._record(scope, time.perf_counter() - began)
 
     async def _refuse(
         self,
@@ -115,7 +115,7 @@ class Door:
             )
         await respond(scope, receive, send, error_reply(error, scope["request_id"]))
 
-    def _note(self, scope: Scope, seconds: float) -> None:
+    def _record(self, scope: Scope, seconds: float) -> None:
         path = scope.get("endpoint_path", "other")
         traffic = self._coordinator.traffic
         traffic.bytes_out += scope.get("sent", 0)
@@ -130,7 +130,7 @@ class Door:
         )
 
 
-def _readable(send: Send) -> Send:
+def _for_other_sites(send: Send) -> Send:
     """Return a sender of replies that pages of other sites may read."""
 
     async def for_pages(message: MutableMapping[str, Any]) -> None:
@@ -142,10 +142,10 @@ def _readable(send: Send) -> Send:
 
 
 def _check_host(scope: Scope) -> None:
-    """Refuse what a foreign Host may not do on loopback: a page whose name was rebound to this
-    machine could otherwise do what anybody on it may. Raises Forbidden.
+    """Raise Forbidden for a changing or organiser's request whose Host is not on loopback: a page
+    whose name was rebound to this machine may have sent it.
     """
-    if scope["method"] in READING and not scope["path"].startswith(f"{API}/admin/"):
+    if scope["method"] in READ_METHODS and not scope["path"].startswith(f"{API}/admin/"):
         return
     try:
         host = urlsplit(f"//{header(scope, b'host')}").hostname or ""
@@ -158,7 +158,7 @@ def _check_host(scope: Scope) -> None:
         )
 
 
-def _remote(scope: Scope, error: VolunteerError) -> VolunteerError:
+def _public_error(scope: Scope, error: VolunteerError) -> VolunteerError:
     """Return the reply to a failure of this machine; only the organiser sees its details."""
     if str(scope.get("endpoint_path", "")).startswith(f"{API}/admin/"):
         return BadRequest(error.message)
@@ -208,7 +208,7 @@ def create_app(coordinator: Coordinator) -> Starlette:
     routes += page_routes(coordinator)
     app = Starlette(
         routes=routes,
-        middleware=[Middleware(Door, coordinator=coordinator)],
+        middleware=[Middleware(RequestMiddleware, coordinator=coordinator)],
         exception_handlers={HTTPException: not_routed},
         lifespan=lifespan,
     )

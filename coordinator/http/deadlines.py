@@ -47,9 +47,10 @@ class ConnectionProgress:
         # number of begun requests, which tells one request from the next
         self.request = 0
         self.resumed = 0  # number of times that writing was resumed
-        self.seen: tuple[Phase, int] = ("headers", 0)
-        self.since = now
-        self.bytes_then = 0
+        # phase, and the number of its request or of the resumption of its writing
+        self.stage: tuple[Phase, int] = ("headers", 0)
+        self.since = now  # when the stage, or the newest window of its rate, began
+        self.bytes_then = 0  # bytes received, or unsent in a reply, at that time
         self.closing_since: float | None = None
 
 
@@ -102,10 +103,10 @@ class ConnectionGuard:
         if len(self._connections) >= self._connections_max and not self._make_room(now):
             return None
         self._addresses[key] += 1
-        watch = self._connections[connection] = ConnectionProgress(key, now)
+        progress = self._connections[connection] = ConnectionProgress(key, now)
         if self._timer is None:
             self._timer = connection.loop.call_later(SWEEP_S, self._tick, connection.loop)
-        return watch
+        return progress
 
     def _make_room(self, now: float) -> bool:
         """Close the connection that has been idle for longest. Return False when no connection is
@@ -116,24 +117,24 @@ class ConnectionGuard:
         """
         if not self._idlest and now >= self._ranked_at + SWEEP_S:
             self._ranked_at = now
-            idle = [(one, watch) for one, watch in self._connections.items() if _idle(one, watch)]
+            idle = [pair for pair in self._connections.items() if _idle(*pair)]
             idle.sort(key=lambda pair: pair[1].since)
-            self._idlest = deque((one, watch, watch.request) for one, watch in idle)
+            self._idlest = deque((*pair, pair[1].request) for pair in idle)
         while self._idlest:
-            longest, watch, request = self._idlest.popleft()
-            same = self._connections.get(longest) is watch and watch.request == request
-            if same and _idle(longest, watch):
-                self.leave(longest)
-                longest.transport.abort()
+            connection, progress, request = self._idlest.popleft()
+            same = self._connections.get(connection) is progress and progress.request == request
+            if same and _idle(connection, progress):
+                self.leave(connection)
+                connection.transport.abort()
                 return True
         return False
 
     def leave(self, connection: GuardedConnection) -> None:
-        watch = self._connections.pop(connection, None)
-        if watch is not None:
-            self._addresses[watch.address] -= 1
-            if not self._addresses[watch.address]:
-                del self._addresses[watch.address]
+        progress = self._connections.pop(connection, None)
+        if progress is not None:
+            self._addresses[progress.address] -= 1
+            if not self._addresses[progress.address]:
+                del self._addresses[progress.address]
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
@@ -143,33 +144,36 @@ class ConnectionGuard:
 
     def sweep(self, now: float) -> None:
         """Check every connection once."""
-        for connection, watch in list(self._connections.items()):
-            if watch.closing_since is not None:
-                if now - watch.closing_since > LINGER_S:
+        for connection, progress in list(self._connections.items()):
+            if progress.closing_since is not None:
+                if now - progress.closing_since > LINGER_S:
                     connection.transport.abort()
-            elif problem := self._problem(connection, watch, now):
-                watch.closing_since = now
+            elif problem := self._problem(connection, progress, now):
+                progress.closing_since = now
                 connection.refuse(408, problem)
 
-    def _problem(self, connection: GuardedConnection, watch: ConnectionProgress, now: float) -> str:
+    def _problem(
+        self, connection: GuardedConnection, progress: ConnectionProgress, now: float
+    ) -> str:
+        """Return why a connection is too slow, or ""; begin a window where one has ended."""
         phase: Phase = connection.phase()
-        key = (phase, watch.resumed if phase == "reply" else watch.request)
-        moved = connection.unsent() if phase == "reply" else watch.received
-        if key != watch.seen:
-            watch.seen, watch.since, watch.bytes_then = key, now, moved
+        stage = (phase, progress.resumed if phase == "reply" else progress.request)
+        moved_bytes = connection.unsent() if phase == "reply" else progress.received
+        if stage != progress.stage:
+            progress.stage, progress.since, progress.bytes_then = stage, now, moved_bytes
             return ""
-        if phase == "headers" and now - watch.since > self._headers_s:
+        if phase == "headers" and now - progress.since > self._headers_s:
             return f"the headers were not complete within {self._headers_s:g} s"
-        if phase in ("body", "reply") and now - watch.since >= self._window_s:
-            rate = abs(moved - watch.bytes_then) / (now - watch.since)
+        if phase in ("body", "reply") and now - progress.since >= self._window_s:
+            rate = abs(moved_bytes - progress.bytes_then) / (now - progress.since)
             if rate < BODY_RATE_MIN:
                 return f"fewer than {BODY_RATE_MIN} bytes a second came over {self._window_s:g} s"
-            watch.since, watch.bytes_then = now, moved
+            progress.since, progress.bytes_then = now, moved_bytes
         return ""
 
 
-def _idle(connection: GuardedConnection, watch: ConnectionProgress) -> bool:
-    return watch.closing_since is None and connection.phase() == "idle"
+def _idle(connection: GuardedConnection, progress: ConnectionProgress) -> bool:
+    return progress.closing_since is None and connection.phase() == "idle"
 
 
 _PHRASES = {
@@ -209,13 +213,13 @@ def protocol(guard: ConnectionGuard) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol on httptools, with deadlines."""
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    class Guarded(_PhaseWatch, HttpToolsProtocol):
+    class Guarded(_PhaseTracker, HttpToolsProtocol):
         _guard = guard
 
     return Guarded
 
 
-class _PhaseWatch:
+class _PhaseTracker:
     """Part of the protocol that learns the phase from the callbacks of the parser; placed before
     uvicorn's class in the order of inheritance.
     """
@@ -226,7 +230,7 @@ class _PhaseWatch:
     _refused = False
     _phase: Phase = "headers"
     _header_bytes = 0  # header bytes of the incoming message so far
-    watch: ConnectionProgress | None = None
+    progress: ConnectionProgress | None = None
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     flow: Any
@@ -240,8 +244,8 @@ class _PhaseWatch:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[misc]
         address = self.client[0] if self.client else ""
-        self.watch = self._guard.admit(self, address, self.loop.time())
-        if self.watch is None:
+        self.progress = self._guard.admit(self, address, self.loop.time())
+        if self.progress is None:
             self.refuse(503, "too many connections are open; close some and try again")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -249,8 +253,8 @@ class _PhaseWatch:
         super().connection_lost(exc)  # type: ignore[misc]
 
     def resume_writing(self) -> None:
-        if self.watch is not None:
-            self.watch.resumed += 1
+        if self.progress is not None:
+            self.progress.resumed += 1
         super().resume_writing()  # type: ignore[misc]
 
     def phase(self) -> Phase:
@@ -275,7 +279,7 @@ class _PhaseWatch:
         self._refused = True
         if self.transport.is_closing():
             return
-        cycle, silent = self.cycle, self.watch is not None and not self.watch.received
+        cycle, silent = self.cycle, self.progress is not None and not self.progress.received
         # A request gets its cycle when its headers are complete; until then `cycle` belongs to the
         # previous request.
         waiting = cycle is not None and not cycle.response_complete
@@ -288,16 +292,16 @@ class _PhaseWatch:
         self.refuse(400, "this is not valid HTTP/1.1")
 
     def data_received(self, data: bytes) -> None:
-        if self._refused or self.watch is None:
+        if self._refused or self.progress is None:
             return
-        self.watch.received += len(data)
-        request, phase, body = self.watch.request, self._phase, self._body
+        self.progress.received += len(data)
+        request, phase, body = self.progress.request, self._phase, self._body
         super().data_received(data)  # type: ignore[misc]
-        same = self.watch.request == request  # False if a request began within the data
+        same = self.progress.request == request  # False if a request began within the data
         if self._phase == "idle" and same and phase == "idle":
             self._phase, self._header_bytes = "headers", 0  # bytes that do not begin a request
         if self._phase == "headers":
-            first = phase != "body" and self.watch.request == request + 1
+            first = phase != "body" and self.progress.request == request + 1
             self._header_bytes += len(data) if same or first else 0
             self._check_headers()
         elif self._phase == "body" and same and phase == "body":
@@ -307,13 +311,13 @@ class _PhaseWatch:
                 self.refuse(431, "the chunk headers and trailers are too large for this body")
 
     def on_message_begin(self) -> None:
-        assert self.watch is not None
-        self.watch.request += 1
+        assert self.progress is not None
+        self.progress.request += 1
         self._phase, self._header_bytes, self._framing, self._body = "headers", 0, 0, 0
         super().on_message_begin()  # type: ignore[misc]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase == "headers":  # trailers are not read by anybody, and not kept
+        if self._phase == "headers":  # trailers are dropped, since nothing reads them
             super().on_header(name, value)  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:

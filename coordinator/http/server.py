@@ -53,11 +53,9 @@ INVITE_USES, INVITE_S = 100, 30 * DAY_S  # uses and validity of the code in the 
 SECOND_SIGNAL_EXIT = 1
 STOPPING = b"stopping: requests under way end first; a second signal stops at once\n"
 ENDED = ("completed", "failed")
-HERE = "anybody on this machine"
-OPEN = "open to strangers: on probation until their work passed checks"
+WHO_LOCAL = "anybody on this machine"
+WHO_OPEN = "open to strangers: on probation until their work passed checks"
 UNGUARDED = "merges by the mean, unsafe with strangers: create it anew with a robust aggregate"
-
-
 JOIN = "  join    volunteer join "  # begins the line with the join link
 
 
@@ -85,8 +83,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _certificate(settings: Settings) -> certificates.Certificate | None:
-    """Return the certificate: the organiser's; else one made here beyond loopback; None on loopback
-    or behind a proxy.
+    """Return the organiser's certificate if there is one; else None on loopback or behind a proxy,
+    and elsewhere one made here.
     """
     if settings.tls_cert:
         return certificates.given(Path(settings.tls_cert), Path(settings.tls_key))
@@ -244,9 +242,8 @@ class _Server(uvicorn.Server):
             for listener in sockets or ()
         ]
         self.started = True
-        for line in await welcome(
-            self._coordinator
-        ):  # printed once the server listens, so that the link works at once
+        # printed once the server listens, so that the join link works at once
+        for line in await welcome(self._coordinator):
             self._say(line)
 
     def _connection(self) -> asyncio.Protocol:
@@ -312,9 +309,11 @@ async def welcome(coordinator: Coordinator) -> list[str]:
     else:
         lines.append(f"{JOIN}'{link}'")
     if invite is not None:
-        lines.append(f"  who     {_invited(invite)}: coordinator invite create{here} makes more")
+        lines.append(
+            f"  who     {_invite_words(invite)}: coordinator invite create{here} makes more"
+        )
     elif not settings.invite_only:
-        lines.append(f"  who     {OPEN if settings.open else HERE}")
+        lines.append(f"  who     {WHO_OPEN if settings.open else WHO_LOCAL}")
     if not Compute.possible():
         lines.append("  serves  requests alone: servers with PyTorch merge, evaluate and check")
     run_rows = await coordinator.db.read(runs.every)
@@ -328,11 +327,11 @@ async def welcome(coordinator: Coordinator) -> list[str]:
         lines.append(f"  other machines: coordinator serve --host 0.0.0.0{here}")
     if not settings.invite_only and (text := await coordinator.server.message(link)):
         lines += ["", "  To send to those who are to join:", *(f"  | {line}" for line in text), ""]
-    lines.append(f"  next    {_next(run_rows)}{here}")
+    lines.append(f"  next    {_next_command(run_rows)}{here}")
     return lines
 
 
-def _invited(invite: ServerInvite) -> str:
+def _invite_words(invite: ServerInvite) -> str:
     """Return the number of uses and the validity of the join link's code, in words."""
     until = ""
     if invite.expires_at is not None:
@@ -340,7 +339,7 @@ def _invited(invite: ServerInvite) -> str:
     return f"by invitation; the code in this link lets {invite.uses_left} in{until}"
 
 
-def _next(run_rows: Sequence[RunRow]) -> str:
+def _next_command(run_rows: Sequence[RunRow]) -> str:
     """Return the command for the newest run's next step: create, start, or show."""
     newest = run_rows[-1] if run_rows else None
     if newest is None or newest.state in ENDED:

@@ -1,4 +1,4 @@
-"""Routes of the public page."""
+"""Routes of the public pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.routing import Route
 from coordinator.pages.event_stream import Broadcast
 from coordinator.pages.page_replies import (
     FinishedPage,
-    made,
+    finish,
     reply,
     send_file,
 )
@@ -36,9 +36,11 @@ ROBOTS = (
     b"User-agent: *\nDisallow: /api/\nDisallow: /v1/\nDisallow: /runs/*/events\n"
     b"Disallow: /*.safetensors$\n"
 )
-VIEWERS_SHARE = 4  # viewers' event streams take at most a quarter of all connections
-
-FETCHING_MAX, FETCHING_EACH = 8, 2  # downloads of weights at a time: in all, and by one address
+VIEWERS_SHARE = 4  # viewers' event streams take at most one in so many of all connections
+DOWNLOADS_MAX, DOWNLOADS_PER_ADDRESS = (
+    8,
+    2,
+)  # downloads of weights at a time: in all, and by one address
 
 Handle = Callable[[Scope], Awaitable[FinishedPage]]
 Stream = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -57,7 +59,7 @@ class Site:
         self.views = Views(coordinator, self.public)
         most = max(1, coordinator.settings.constants.connections_max // VIEWERS_SHARE)
         self.broadcast = Broadcast(coordinator.clock, most, coordinator.stopping)
-        self._fetching = Counter[str]()  # keyed by address
+        self._downloads = Counter[str]()  # keyed by address
 
     async def home(self, scope: Scope) -> FinishedPage:
         return await self.views.home()
@@ -89,7 +91,7 @@ class Site:
         row = await self.public.find(_run(scope))
         drawn = await self.public.picture(row, _version(scope))
         path = await self.coordinator.blobs.local(drawn)
-        return made("image/png", await in_pool(path.read_bytes), keep="max-age=300")
+        return finish("image/png", await in_pool(path.read_bytes), keep="max-age=300")
 
     async def weights(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send a version's weights to anybody, or redirect to the object store."""
@@ -100,29 +102,32 @@ class Site:
         if version.evaluation.pruned:
             raise NotFound("the files of this version are gone: ask for a later version")
         address = address_key((scope.get("client") or ("",))[0])
-        if self._fetching.total() >= FETCHING_MAX or self._fetching[address] >= FETCHING_EACH:
+        if (
+            self._downloads.total() >= DOWNLOADS_MAX
+            or self._downloads[address] >= DOWNLOADS_PER_ADDRESS
+        ):
             raise Unavailable(
                 "too many downloads of weights are under way, of everybody or from your address;"
                 " come again in a minute"
             )
-        self._fetching[address] += 1
+        self._downloads[address] += 1
         try:
             await send_file(scope, send, self.coordinator.blobs, version.row.published_sha256)
         finally:
-            self._fetching -= Counter({address: 1})  # drops what is zero
+            self._downloads -= Counter({address: 1})  # drops addresses at zero
 
     async def static(self, scope: Scope) -> FinishedPage:
         name = scope["path_params"]["name"]
         content = static_files().get(name)
         if content is None:
             raise NotFound("there is no such file")
-        return made(KINDS[name.rpartition(".")[2]], content, keep=YEAR)
+        return finish(KINDS[name.rpartition(".")[2]], content, keep=YEAR)
 
     async def icon(self, scope: Scope) -> FinishedPage:
-        return made(KINDS["svg"], static_files()["icon.svg"], keep="max-age=86400")
+        return finish(KINDS["svg"], static_files()["icon.svg"], keep="max-age=86400")
 
     async def robots(self, scope: Scope) -> FinishedPage:
-        return made("text/plain; charset=utf-8", ROBOTS, keep="max-age=86400")
+        return finish("text/plain; charset=utf-8", ROBOTS, keep="max-age=86400")
 
     async def events(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Stream the state of a run to a viewer."""
@@ -157,7 +162,7 @@ class _PageHandler:
         except asyncio.CancelledError:
             raise
         except VolunteerError as error:
-            document = self._site.views.error(_told(error))
+            document = self._site.views.error(_public_error(error))
         except Exception:
             log.exception("page failed", path=self._path)
             document = self._site.views.error(Internal())
@@ -165,8 +170,8 @@ class _PageHandler:
             await reply(scope, send, document)
 
 
-def _told(error: VolunteerError) -> VolunteerError:
-    """Return the public form of an error."""
+def _public_error(error: VolunteerError) -> VolunteerError:
+    """Return an error as a visitor may see it; an error of this machine is logged instead."""
     if isinstance(error, LOCAL):
         log.error("refused", error=error.message)
         return Unavailable("the coordinator cannot show this now")
@@ -174,7 +179,7 @@ def _told(error: VolunteerError) -> VolunteerError:
 
 
 def routes(coordinator: Coordinator) -> list[Route]:
-    """Return the routes of the page; without a public page only those of a join link."""
+    """Return the routes of the pages; without public pages only those that a join link needs."""
     site = Site(coordinator)
     handles: dict[str, Handle | Stream] = {
         "/join": site.join,

@@ -13,12 +13,12 @@ import msgspec
 
 WIDTH, HEIGHT = 1000.0, 300.0
 POINTS_MAX = 240
-STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-TICKS = 4
+STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # round intervals, times a power of ten
+TICKS = 4  # intervals of the vertical scale, about
 
 
 class Point(msgspec.Struct, frozen=True):
-    """Value at a version, and its error."""
+    """Point of a chart: the value `y` at the version `x`, with its error."""
 
     x: float
     y: float
@@ -48,7 +48,9 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def series(self) -> str:
-        """Return points as `x:y:left:top` in thousandths of the picture, for the script."""
+        """Return the points as `x:y:left:top` for the page's script, left and top in thousandths of
+        the picture.
+        """
         return " ".join(
             f"{p.x:g}:{p.y:.4g}:{1000 * left:.0f}:{1000 * top:.0f}"
             for p, (left, top) in zip(self.points, self.places, strict=True)
@@ -100,8 +102,8 @@ def line(points: Sequence[Point], most: float = math.inf) -> Line | None:
 
 
 def _ticks(low: float, high: float, most: float) -> list[float]:
-    """Return round values, evenly spread, from below the lowest to above the highest, but none
-    above `most` and none below zero of values that are not.
+    """Return round values, evenly spread, from `low` or below to `high` or above: for equal values
+    none above `most`, and none below zero unless the values are.
     """
     if high - low < 1e-9 * max(1.0, abs(high)):
         least = 0.0 if low >= 0 else -math.inf
@@ -133,7 +135,9 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def columns(periods: Sequence[Period], start: float, end: float) -> list[ChartColumn]:
-    """Draw periods over an axis of time from `start` to `end`, within which each begins."""
+    """Return the columns of periods over an axis of time from `start` to `end`, within which each
+    begins.
+    """
     most = max((period.value for period in periods), default=0.0) or 1.0
     span = max(end - start, 1.0)
     return [

@@ -1,6 +1,6 @@
 """Event streams of a run: server-sent events from one read a second, shared by all viewers.
 
-A viewer costs two tasks, and nothing while nothing changes. There is no queue: a viewer that is
+A viewer costs two tasks, which sleep while nothing changes. There is no queue: a viewer that is
 behind gets only the newest state. A viewer that stalls is dropped, every stream ends after a while,
 and all end when the server stops. The page opens a new stream whenever its stream ends.
 """
@@ -22,9 +22,9 @@ TICK_S = 1.0
 SEND_S = 20.0  # a viewer that does not take one event within this time is dropped
 # interval of beats where nothing changes, so that proxies and pages see a live stream
 BEAT_S = 15.0
-LIFE_S = 1800.0
+LIFE_S = 1800.0  # time after which a stream ends
 BEAT = b"event: beat\ndata: still here\n\n"
-HELLO = b"retry: 5000\n\n"  # milliseconds
+HELLO = b"retry: 5000\n\n"  # the browser reconnects after so many milliseconds
 
 State = Callable[[], Awaitable[msgspec.Struct]]
 
@@ -46,8 +46,8 @@ class Channel:
         self._clock = clock
         self._state = state
         self._changed = asyncio.Event()
-        self._looking: asyncio.Task[None] | None = None
-        self._told_at = clock.monotonic()
+        self._polling: asyncio.Task[None] | None = None
+        self._sent_at = clock.monotonic()
         self.viewers: set[Viewer] = set()
         self.newest = b""
         self.closed = False
@@ -55,17 +55,17 @@ class Channel:
     def enter(self, viewer: Viewer) -> None:
         """Add a viewer; the first one starts the reads once a second."""
         self.viewers.add(viewer)
-        if self._looking is None:
-            self._looking = asyncio.create_task(self._look())
+        if self._polling is None:
+            self._polling = asyncio.create_task(self._poll())
 
     def leave(self, viewer: Viewer) -> None:
         """Remove a viewer; the last one ends the reads."""
         self.viewers.discard(viewer)
-        if not self.viewers and self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        if not self.viewers and self._polling is not None:
+            self._polling.cancel()
+            self._polling = None
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             now = self._clock.monotonic()
             with contextlib.suppress(Exception):  # the database may be away for a moment
@@ -78,8 +78,8 @@ class Channel:
 
     def _put(self, state: msgspec.Struct, now: float) -> None:
         data = b"event: state\ndata: " + msgspec.json.encode(state) + b"\n\n"
-        if data != self.newest or now - self._told_at >= BEAT_S:
-            self.newest, self._told_at = data, now
+        if data != self.newest or now - self._sent_at >= BEAT_S:
+            self.newest, self._sent_at = data, now
             self._wake()
 
     def _wake(self) -> None:
@@ -126,7 +126,7 @@ class Broadcast:
         stream = viewer.stream = asyncio.create_task(self._stream(viewer, channel, scope, send))
         channel.enter(viewer)
         if self._ending is None:
-            self._ending = asyncio.create_task(self._end())
+            self._ending = asyncio.create_task(self._close_at_stop())
         disconnect = asyncio.create_task(_gone(receive, stream))
         try:
             await asyncio.wait((stream,))
@@ -146,7 +146,7 @@ class Broadcast:
             self._ending.cancel()
             self._ending = None
 
-    async def _end(self) -> None:
+    async def _close_at_stop(self) -> None:
         await self._stopping.wait()
         for channel in self._channels.values():
             channel.close()

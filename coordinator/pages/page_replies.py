@@ -1,4 +1,4 @@
-"""Replies of the page: finished documents with a tag and gzip, and the headers of all replies."""
+"""Replies of the public pages: documents with tag and gzip, files, and the headers of all."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class FinishedPage(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     keep: str = "no-cache"  # browsers ask again each time, by the tag
     varies: str = "accept-encoding"  # request headers that the document depends on
-    anywhere: bool = False  # scripts of other sites may read it
+    anywhere: bool = False  # True if scripts of other sites may read it
 
 
-def made(kind: str, content: str | bytes, **fields: Any) -> FinishedPage:
+def finish(kind: str, content: str | bytes, **fields: Any) -> FinishedPage:
     """Finish a document: compute its bytes, their gzip and their tag."""
     body = content.encode() if isinstance(content, str) else content
     small = len(body) < ZIPPED_BYTES_MIN or not kind.startswith(ZIPPED)
@@ -58,7 +58,7 @@ def made(kind: str, content: str | bytes, **fields: Any) -> FinishedPage:
 
 
 def head(scope: Scope, kind: str, keep: str) -> Headers:
-    """Return the headers of every reply of the page."""
+    """Return the headers that every reply of the pages has."""
     return [
         (b"content-type", kind.encode()),
         (b"cache-control", keep.encode()),

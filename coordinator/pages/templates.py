@@ -1,4 +1,4 @@
-"""Templates and static files: read once from the package, every value escaped."""
+"""Templates, whose values are all escaped, with their filters; and static files."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ KINDS = {
 }
 TAG_CHARS = 12
 
-
-SIZE_MAX = len(COLUMNS)
+SIZE_MAX = len(COLUMNS)  # of a board
 _TURN = re.compile(r"(\d+)\. ([a-z]\d{1,2})(?: ([a-z]\d{1,2}))?")
-
 
 SAMPLE_CHARS_MAX = 4000
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -97,7 +95,7 @@ class Stone(msgspec.Struct, frozen=True):
 
 
 class PlayedGame(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole game."""
+    """Game of a sample: board size, moves and result."""
 
     size: int
     stones: tuple[Stone, ...]
@@ -111,7 +109,7 @@ class PlayedGame(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=256)
 def board(text: str) -> PlayedGame | None:
-    """Return the game in a text; None for any other text."""
+    """Return the game that a sample text describes; None for any other text."""
     lines = text.split("\n")
     if len(lines) < 5:
         return None
@@ -130,9 +128,9 @@ def board(text: str) -> PlayedGame | None:
 
 def amount(number: float) -> str:
     """Return a number in few characters: 970, 12.4 k, 1.2 M."""
-    for one, unit in UNITS:
-        if abs(number) >= one * 0.9995:
-            return f"{number / one:.3g} {unit}"
+    for factor, unit in UNITS:
+        if abs(number) >= factor * 0.9995:
+            return f"{number / factor:.3g} {unit}"
     return f"{number:.0f}"
 
 
@@ -144,15 +142,15 @@ def loss(value: float | None, measure: Measure = "loss") -> str:
 
 
 def measure(name: Measure) -> str:
-    """Return the name of a run's losses, as pages show it."""
+    """Return the name of a measure, as pages show it."""
     return "solved" if name == "share solved" else MEASURES[name]
 
 
 def ago(seconds: float) -> str:
     """Return an age in words: just now, 5 minutes ago, 3 days ago."""
-    for one, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
-        if seconds >= one:
-            count = int(seconds // one)
+    for unit_s, unit in ((86_400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= unit_s:
+            count = int(seconds // unit_s)
             return f"{count} {unit}{'' if count == 1 else 's'} ago"
     return "just now"
 

@@ -1,4 +1,6 @@
-"""Models of the pages: read from the services, drawn once a second for all viewers."""
+"""Contents of the pages: read from the services once a second at most, and rendered for all
+viewers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import msgspec
 from coordinator.accounts.accounts import not_shown
 from coordinator.pages import charts, templates
 from coordinator.pages.charts import ChartColumn, Line, Period, Point
-from coordinator.pages.page_replies import HTML, JSON, FinishedPage, made
+from coordinator.pages.page_replies import HTML, JSON, FinishedPage, finish
 from coordinator.pages.public_figures import ServerFigures, run_figures
 from coordinator.pages.templates import render
 from coordinator.rules.install_lines import System, installations
@@ -47,14 +49,14 @@ SHARED_S = 60.0  # age of a picture for shares
 PAGES_MAX = 256  # finished pages in memory
 VERSIONS = 10  # newest versions that a run's page lists
 LEADERS = 10
-QUICK_S = 60.0  # versions that are made faster than one in this time share a line
+QUICK_S = 60.0  # versions that follow each other faster than this share a row
 RUNS = 20  # runs that the first page shows in full, live ones first
 QUIET = 4  # width of the light margin around a QR code, in its modules
 WINDOWS = {"day": 1, "week": 7, "month": 30, "ever": None}
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """Changing words of a run's page, as the page writes them."""
+    """Texts of a run's page that change while it is open."""
 
     state: str
     version: str
@@ -69,7 +71,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Curve of one figure of judged answers by version, with its words."""
+    """Curve of one figure of judged answers by version, with its title."""
 
     title: str
     name: str
@@ -89,7 +91,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float | None  # ends of the columns' axis of time
     until: float
     versions: Sequence[VersionInfo]  # the newest first
-    hurry: str  # sentence on those that share a line; "" where each has its own
+    hurry: str  # sentence on fast versions that share a row; "" where each has its own
     leaders: Sequence[LeaderRow]
     story: Sequence[object]  # samples, the oldest first
     first: object
@@ -98,8 +100,8 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of a run's page that are read from its whole history; the longer it is, the more seldom
-    they are read.
+    """Parts of a run's page that are computed from its whole history, and so the less often, the
+    longer that is.
     """
 
     figures: DecidedCounts
@@ -123,7 +125,7 @@ class Views:
         self._shared: KeyedCache[str, FinishedPage] = KeyedCache(SHARED_S, clock)
         self._sums: KeyedCache[str, RunSums] = KeyedCache(FRESH_S, clock, rest=HISTORY_REST)
 
-    async def _once(self, key: str, make: Callable[[], Awaitable[FinishedPage]]) -> FinishedPage:
+    async def _cached(self, key: str, make: Callable[[], Awaitable[FinishedPage]]) -> FinishedPage:
         return await self._pages.get(key, make)
 
     def _page(self, template: str, **values: object) -> str:
@@ -152,9 +154,9 @@ class Views:
             body = self._page(
                 "home.html", runs=runs, others=more_names, newest=newest, invited=self._invited
             )
-            return made(HTML, body)
+            return finish(HTML, body)
 
-        return await self._once("/", make)
+        return await self._cached("/", make)
 
     async def figures(self) -> FinishedPage:
         """Return the figures of the public runs that the first page shows, as JSON."""
@@ -167,9 +169,9 @@ class Views:
                 at=self._coordinator.clock.now(),
                 runs=[run_figures(run, base) for run in runs],
             )
-            return made(JSON, msgspec.json.encode(figures), anywhere=True)
+            return finish(JSON, msgspec.json.encode(figures), anywhere=True)
 
-        return await self._once("figures", make)
+        return await self._cached("figures", make)
 
     async def _front_runs(self) -> tuple[list[RunPage], Sequence[str]]:
         """Return the runs of the first page, running ones first, and the names of all others."""
@@ -197,17 +199,17 @@ class Views:
             body = self._page(
                 "join.html",
                 phone=system == "phone",
-                systems=sorted(lines, key=lambda one: one.system != system),
+                systems=sorted(lines, key=lambda line: line.system != system),
                 install=self._coordinator.settings.install,
                 pinned=pinned,
                 link=link,
-                code=None if self._invited else square(link),
+                code=None if self._invited else qr_code(link),
                 invited=self._invited,
                 members_runs=[row.name for row in running if definition(row).at_members],
             )
-            return made(HTML, body, varies="accept-encoding, user-agent")
+            return finish(HTML, body, varies="accept-encoding, user-agent")
 
-        return await self._once(f"/join {system}", make)
+        return await self._cached(f"/join {system}", make)
 
     async def leaderboard(self, run: str, window: str) -> FinishedPage:
         """Return the ranking of volunteers by credits. Raises NotFound."""
@@ -226,12 +228,14 @@ class Views:
                 windows=list(WINDOWS),
                 whole=await self._public.all_shown(),
             )
-            return made(HTML, body)
+            return finish(HTML, body)
 
-        return await self._once(f"leaderboard {window} {name}", make)
+        return await self._cached(f"leaderboard {window} {name}", make)
 
     async def _ranked(self, run: str) -> str:
-        """Return the run to rank: the named one, else "" (all), or a shown one if any is hidden."""
+        """Return the run to rank: the named one; else "" (all runs), or the first shown one if any
+        run is hidden.
+        """
         if run:
             return (await self._public.find(run)).name
         if await self._public.all_shown():
@@ -267,9 +271,9 @@ class Views:
                 ),
                 most=max((stretch.contributions for stretch in work), default=0),
             )
-            return made(HTML, body)
+            return finish(HTML, body)
 
-        return await self._once(f"volunteer {who} {nickname}", make)
+        return await self._cached(f"volunteer {who} {nickname}", make)
 
     # --- a run ---
 
@@ -286,9 +290,9 @@ class Views:
                 "takes": may_be_had(row),
                 "processor": process_on("cpu", page.info.memory_bytes),
             }
-            return made(HTML, self._page("run.html", **values))
+            return finish(HTML, self._page("run.html", **values))
 
-        return await self._once(f"run {name}", make)
+        return await self._cached(f"run {name}", make)
 
     async def shared(self, name: str) -> FinishedPage:
         """Return the picture of a run for shared links. Raises NotFound."""
@@ -298,7 +302,7 @@ class Views:
             page = await self.model(name)
             run = shared_run(page, self._coordinator.settings.name)
             picture = await in_pool(share_picture, run)
-            return made("image/png", picture, keep=f"public, max-age={SHARED_S:.0f}")
+            return finish("image/png", picture, keep=f"public, max-age={SHARED_S:.0f}")
 
         return await self._shared.get(name, make)
 
@@ -322,9 +326,9 @@ class Views:
                 licence=definition(row).file.licence,
                 measure=(await self._queries.describe(row)).measure,
             )
-            return made(HTML, body)
+            return finish(HTML, body)
 
-        return await self._once(f"version {name} {number}", make)
+        return await self._cached(f"version {name} {number}", make)
 
     async def model(self, name: str) -> RunPage:
         """Return the content of a run's page, at most a second old. Raises NotFound."""
@@ -333,7 +337,7 @@ class Views:
     async def _read(self, name: str) -> RunPage:
         row = await self._public.find(name)
         info = await self._queries.describe(row)
-        sums = await self._sums.get(name, lambda: self._summed(row))
+        sums = await self._sums.get(name, lambda: self._read_sums(row))
         losses = await self._public.losses(row, info.loss)
         newest = await self._queries.versions(row.name, after=max(-1, row.head - VERSIONS))
         stretches = await self._public.activity(row)
@@ -364,7 +368,7 @@ class Views:
             last_at=newest[-1].created_at if newest else None,
         )
 
-    async def _summed(self, row: RunRow) -> RunSums:
+    async def _read_sums(self, row: RunRow) -> RunSums:
         announced = await self._coordinator.heartbeats.announcements.standing()
         return RunSums(
             figures=await self._queries.decided(row.name),
@@ -377,13 +381,13 @@ class Views:
 
     def error(self, error: VolunteerError) -> FinishedPage:
         """Return the page of an error."""
-        return made(HTML, self._page("error.html", error=error), status=error.status)
+        return finish(HTML, self._page("error.html", error=error), status=error.status)
 
 
 def _columns(
     stretches: Sequence[Stretch], height: Callable[[Stretch], int], start: float, end: float
 ) -> list[ChartColumn]:
-    """Draw stretches over an axis of time from `start` to `end`."""
+    """Return the columns of stretches over an axis of time from `start` to `end`."""
     periods = [
         Period(
             start=stretch.at,
@@ -396,16 +400,18 @@ def _columns(
     return charts.columns(periods, start, end)
 
 
-def _hurry(versions: Sequence[VersionInfo]) -> bool:
-    """Return True if versions follow each other too fast for a line each."""
+def _is_hurry(versions: Sequence[VersionInfo]) -> bool:
+    """Return True if versions follow each other too fast for a row each."""
     if len(versions) < VERSIONS:
         return False
     return versions[0].created_at - versions[-1].created_at < QUICK_S * len(versions)
 
 
 def _version_rows(versions: Sequence[VersionInfo]) -> Sequence[VersionInfo]:
-    """Return the rows of the table of versions: all; in a hurry the newest, best and rollbacks."""
-    if not _hurry(versions):
+    """Return the rows of the table of versions: all, or of fast ones the newest, the best and
+    rollbacks.
+    """
+    if not _is_hurry(versions):
         return versions
     newest = versions[0].version
     return [v for v in versions if v.version == newest or v.best or v.kind == "rollback"]
@@ -413,7 +419,7 @@ def _version_rows(versions: Sequence[VersionInfo]) -> Sequence[VersionInfo]:
 
 def _hurry_sentence(versions: Sequence[VersionInfo]) -> str:
     """Return the sentence on versions that follow each other fast; "" for slower ones."""
-    if not _hurry(versions):
+    if not _is_hurry(versions):
         return ""
     took = duration(versions[0].created_at - versions[-1].created_at)
     last = versions[-1].version
@@ -472,7 +478,7 @@ def shared_run(page: RunPage, server: str) -> SharedRun:
 
 
 def live(info: RunInfo, figures: DecidedCounts, device_s: float) -> Live:
-    """Return the words of a run's page that change."""
+    """Return the changing texts of a run's page."""
     return Live(
         state=info.state,
         version=str(info.version),
@@ -482,12 +488,12 @@ def live(info: RunInfo, figures: DecidedCounts, device_s: float) -> Live:
         items=templates.amount(info.tokens),
         device=templates.hours(device_s),
         merging=info.merging.partition(" or ")[0],
-        standstill=_halted(info),
+        standstill=_standstill_text(info),
         progress="" if info.progress is None else str(whole_percent(info.progress)),
     )
 
 
-def _halted(info: RunInfo) -> str:
+def _standstill_text(info: RunInfo) -> str:
     """Return why a run does not go on; "" if it does, or if its organiser paused it, which the page
     says with the date.
     """
@@ -497,22 +503,22 @@ def _halted(info: RunInfo) -> str:
     return f"This run does not go on: {still.message}"
 
 
-class Square(msgspec.Struct, frozen=True):
+class QrCode(msgspec.Struct, frozen=True):
     """QR code as an SVG path with a light margin; each module is one unit wide."""
 
-    side: int
+    side: int  # width and height, margin included
     path: str
 
 
-def square(link: str) -> Square:
+def qr_code(text: str) -> QrCode:
     """Draw a text as a QR code (ISO/IEC 18004)."""
     import segno
 
-    matrix = segno.make(link, error="m", micro=False).matrix
+    matrix = segno.make(text, error="m", micro=False).matrix
     path = "".join(
         f"M{x + QUIET},{y + QUIET}h1v1h-1z"
         for y, row in enumerate(matrix)
         for x, dark in enumerate(row)
         if dark
     )
-    return Square(len(matrix) + 2 * QUIET, path)
+    return QrCode(len(matrix) + 2 * QUIET, path)

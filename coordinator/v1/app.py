@@ -1,4 +1,4 @@
-"""The OpenAI-compatible interface as routes of the web application."""
+"""Routes of the OpenAI-compatible interface."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from coordinator.accounts.api_keys import PREFIX, Asker
 from coordinator.inference.answers import NO_KEY, AnswerStream, Servable, TextPrompt
 from coordinator.inference.inference_engine import AnswerPiece
 from coordinator.request_body import ClientGone, Receive, Scope, Send
-from coordinator.v1.replies import Form, chat_wish, completion_wish
+from coordinator.v1.replies import ReplyForm, chat_text_prompt, completion_text_prompt
 from coordinator.v1.tool_answers import call_readers
-from coordinator.v1.wire import Out, read, refusal
+from coordinator.v1.wire import ReplySender, read_request, refusal
 from shared.errors import (
     LOCAL,
     Internal,
@@ -42,46 +42,48 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 SEED_BITS = 31
-# Reply to a browser that asks what pages of other sites may send. Keys travel in a header that a
-# page sets itself; there are no cookies, so a page without a key gets what any stranger gets.
+# Reply to a browser that asks what pages of other sites may send (CORS). Every site may send all,
+# since a page has to set the header with the key itself: there are no cookies.
 PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, POST"),
     (b"access-control-allow-headers", b"authorization, *"),
     (b"access-control-max-age", b"86400"),
 ]
-Handle = Callable[[Asker, Scope, Receive, Out], Awaitable[None]]
+Handle = Callable[[Asker, Scope, Receive, ReplySender], Awaitable[None]]
 
 log = structlog.get_logger("v1")
 
 
 class V1Api:
-    """The handlers of /v1, on the services of one coordinator."""
+    """Handlers of /v1, on the services of one coordinator."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._answers = coordinator.answers
 
-    async def models(self, asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
+    async def models(self, asker: Asker, scope: Scope, receive: Receive, out: ReplySender) -> None:
         await out.whole(ModelList(data=await self._answers.models(asker)))
 
-    async def model(self, asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
+    async def model(self, asker: Asker, scope: Scope, receive: Receive, out: ReplySender) -> None:
         await out.whole(await self._answers.model(asker, scope["path_params"]["model"]))
 
-    async def completions(self, asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
-        ask = await read(scope, receive, CompletionRequest)
-        wish = completion_wish(ask, _seed(ask.seed))
+    async def completions(
+        self, asker: Asker, scope: Scope, receive: Receive, out: ReplySender
+    ) -> None:
+        ask = await read_request(scope, receive, CompletionRequest)
+        prompt = completion_text_prompt(ask, _seed(ask.seed))
         model = await self._answers.find(asker, ask.model)
-        await self._text(model, wish, ask.stream_options if ask.stream else None, out, ask)
+        await self._text(model, prompt, ask.stream_options if ask.stream else None, out, ask)
 
-    async def chat(self, asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
-        ask = await read(scope, receive, ChatRequest)
+    async def chat(self, asker: Asker, scope: Scope, receive: Receive, out: ReplySender) -> None:
+        ask = await read_request(scope, receive, ChatRequest)
         model = await self._answers.find(asker, ask.model)
         written = None if model.template else model.serve.chat
-        wish = chat_wish(ask, _seed(ask.seed), written)
-        await self._text(model, wish, ask.stream_options if ask.stream else None, out, ask)
+        prompt = chat_text_prompt(ask, _seed(ask.seed), written)
+        await self._text(model, prompt, ask.stream_options if ask.stream else None, out, ask)
 
-    async def images(self, asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
-        ask = await read(scope, receive, ImageRequest)
+    async def images(self, asker: Asker, scope: Scope, receive: Receive, out: ReplySender) -> None:
+        ask = await read_request(scope, receive, ImageRequest)
         model = await self._answers.find(asker, ask.model)
         making = self._answers.images(model, ask.n or 1, _seed(ask.seed))
         images, cost = await out.while_there(making)
@@ -92,16 +94,16 @@ class V1Api:
     async def _text(
         self,
         model: Servable,
-        wish: TextPrompt,
+        prompt: TextPrompt,
         options: StreamOptions | None,
-        out: Out,
+        out: ReplySender,
         ask: CompletionRequest | ChatRequest,
     ) -> None:
-        bridge = out.bridged() if ask.stream else nullcontext()
-        async with bridge, self._answers.text(model, wish) as answer:
+        comments = out.kept_alive() if ask.stream else nullcontext()
+        async with comments, self._answers.text(model, prompt) as answer:
             created = int(self._coordinator.clock.now())
-            readers = call_readers(answer.calls, ask, wish.choices)
-            form = Form(answer.id, model.name, created, wish, readers)
+            readers = call_readers(answer.calls, ask, prompt.choices)
+            form = ReplyForm(answer.id, model.name, created, prompt, readers)
             if not ask.stream:
                 async for number, piece in self._pieces(answer, out):
                     form.add(number, piece)
@@ -118,7 +120,7 @@ class V1Api:
             await out.done()
 
     async def _pieces(
-        self, answer: AnswerStream, out: Out
+        self, answer: AnswerStream, out: ReplySender
     ) -> AsyncIterator[tuple[int, AnswerPiece]]:
         """Yield pieces as they arrive. Raises ClientGone as soon as the client leaves."""
         disconnect = out.gone()
@@ -141,7 +143,7 @@ class _ApiHandler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["endpoint_path"] = self._path
-        out = Out(scope, receive, send)
+        out = ReplySender(scope, receive, send)
         try:
             if scope["method"] == "OPTIONS":
                 await out.reply(200, PREFLIGHT, b"")
@@ -163,7 +165,7 @@ class _ApiHandler:
         finally:
             out.close()
 
-    async def _refuse(self, out: Out, error: VolunteerError) -> None:
+    async def _refuse(self, out: ReplySender, error: VolunteerError) -> None:
         """Send a refusal; in a stream that has begun, as its last event."""
         status, headers, body = refusal(error)
         try:
@@ -203,7 +205,7 @@ def routes(coordinator: Coordinator) -> list[Route]:
         "/v1/images/generations": api.images,
     }
 
-    async def nothing(asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
+    async def nothing(asker: Asker, scope: Scope, receive: Receive, out: ReplySender) -> None:
         raise NotFound("there is no such path below /v1: " + ", ".join(handles))
 
     endpoints: list[Any] = [

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's format: whole or in chunks, of a completion or of a conversation."""
+"""Completions and chats in OpenAI's format: requests as prompts, and answers whole or in chunks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from coordinator.v1.tool_answers import (
     CallReader,
     answer_rule,
     chat_prompt,
+    openai_calls,
     plain_turns,
-    written_calls,
 )
 from shared.protocol.inference import (
     STOPS_MAX,
@@ -36,7 +36,7 @@ STOP_CHARS_MAX = 200
 END = TokenLogprob(data=b"", logprob=None)
 
 
-def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
+def completion_text_prompt(ask: CompletionRequest, seed: int) -> TextPrompt:
     """Return the prompt of a completion request. Raises InvalidField."""
     if ask.max_tokens == 0 and not ask.echo:
         raise InvalidField("max_tokens: 0 needs echo = true", "max_tokens")
@@ -59,7 +59,7 @@ def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
     )
 
 
-def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPrompt:
+def chat_text_prompt(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPrompt:
     """Return the prompt of a chat: a text written by `chat`, or the turns if that is None."""
     if ask.max_tokens and ask.max_completion_tokens:
         raise InvalidField("give max_completion_tokens or max_tokens, not both", "max_tokens")
@@ -104,7 +104,7 @@ def _stops(stop: Stop) -> tuple[str, ...]:
     return strings
 
 
-class Form:
+class ReplyForm:
     """One reply, assembled piece by piece."""
 
     def __init__(
@@ -112,29 +112,29 @@ class Form:
         answer_id: str,
         model: str,
         created: int,
-        wish: TextPrompt,
+        prompt: TextPrompt,
         readers: Sequence[CallReader] = (),
     ) -> None:
-        """Begin a reply; `readers`, one an answer, find calls of functions in the text."""
-        self._chat = wish.kind == "chat"
+        """Begin a reply; `readers`, one for each answer, find calls of functions in the text."""
+        self._chat = prompt.kind == "chat"
         self._readers = readers
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{answer_id}",
             "created": created,
             "model": model,
         }
-        self._logprobs = wish.logprobs is not None
-        self._echo = wish.echo
-        self._calls: list[tuple[ToolCall, ...]] = [()] * wish.choices
-        self._text = [""] * wish.choices
-        self._finish: list[str | None] = [None] * wish.choices
-        self._said: list[list[TokenLogprob]] = [[] for _ in range(wish.choices)]
+        self._with_logprobs = prompt.logprobs is not None
+        self._echo = prompt.echo
+        self._calls: list[tuple[ToolCall, ...]] = [()] * prompt.choices
+        self._text = [""] * prompt.choices
+        self._finish: list[str | None] = [None] * prompt.choices
+        self._token_logprobs: list[list[TokenLogprob]] = [[] for _ in range(prompt.choices)]
         self._tokens = 0
-        self._places = [_Place() for _ in range(wish.choices)]
-        self._greeted: set[int] = set()
+        self._offsets = [_TextOffset() for _ in range(prompt.choices)]
+        self._with_role: set[int] = set()  # answers whose role was sent
 
     def add(self, number: int, piece: AnswerPiece) -> str:
-        """Add a piece of a sequence; return its text without calls of functions."""
+        """Add a piece of the answer `number`; return its text without calls of functions."""
         text = piece.text
         if self._readers:
             reader = self._readers[number]
@@ -144,22 +144,22 @@ class Form:
                 text += rest
         self._text[number] += text
         self._tokens += len(piece.tokens)
-        self._said[number] += piece.logprobs
+        self._token_logprobs[number] += piece.logprobs
         if piece.finish is not None:
-            self._finish[number] = "tool_calls" if self._calls[number] else _finish(piece)
+            self._finish[number] = "tool_calls" if self._calls[number] else _finish_reason(piece)
             if self._echo and not piece.tokens and piece.finish == "stop":
-                self._said[number].append(END)
+                self._token_logprobs[number].append(END)
         return text
 
     def chunks(self, number: int, piece: AnswerPiece) -> Iterator[dict[str, object]]:
         """Yield the chunks of a stream for a piece."""
         text = self.add(number, piece)
-        if self._chat and number not in self._greeted:
-            self._greeted.add(number)
+        if self._chat and number not in self._with_role:
+            self._with_role.add(number)
             first = {"role": "assistant", "content": ""}
             yield self._chunk({"index": number, "delta": first, "finish_reason": None})
         probabilities = (
-            self._probabilities(number, list(piece.logprobs)) if self._logprobs else None
+            self._probabilities(number, list(piece.logprobs)) if self._with_logprobs else None
         )
         if text or piece.logprobs:
             body: dict[str, object] = {
@@ -170,7 +170,7 @@ class Form:
             body |= {"delta": {"content": text}} if self._chat else {"text": text}
             yield self._chunk(body)
         if calls := self._calls[number]:
-            delta = {"tool_calls": written_calls(calls, streamed=True)}
+            delta = {"tool_calls": openai_calls(calls, streamed=True)}
             yield self._chunk({"index": number, "delta": delta, "finish_reason": None})
         if piece.finish is not None:
             end: dict[str, object] = {"index": number, "finish_reason": self._finish[number]}
@@ -198,14 +198,16 @@ class Form:
             "finish_reason": self._finish[number] or "stop",
         }
         choice["logprobs"] = (
-            self._probabilities(number, self._said[number]) if self._logprobs else None
+            self._probabilities(number, self._token_logprobs[number])
+            if self._with_logprobs
+            else None
         )
         if self._chat:
             message: dict[str, object] = {"role": "assistant", "content": text}
             if calls := self._calls[number]:
                 message |= {
                     "content": text or None,
-                    "tool_calls": written_calls(calls, streamed=False),
+                    "tool_calls": openai_calls(calls, streamed=False),
                 }
             return choice | {"message": message}
         return choice | {"text": text}
@@ -225,27 +227,27 @@ class Form:
     def _probabilities(self, number: int, tokens: list[TokenLogprob]) -> dict[str, object]:
         if self._chat:
             return {"content": [_chat_logprob(token) for token in tokens]}
-        place = self._places[number]
+        offset = self._offsets[number]
         return {
             "tokens": [_label(token.data) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [_alternatives(token) for token in tokens],
-            "text_offset": [place.before(token.data) for token in tokens],
+            "text_offset": [offset.advance(token.data) for token in tokens],
         }
 
 
-class _Place:
-    """Number of characters of a text so far, counted from the bytes of its tokens."""
+class _TextOffset:
+    """Offset, in characters, into a text to which each token adds some bytes."""
 
     def __init__(self) -> None:
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
         self._characters = 0
 
-    def before(self, data: bytes) -> int:
-        """Return the number of characters before a token, then count the token's own."""
-        place = self._characters
+    def advance(self, data: bytes) -> int:
+        """Return the offset of a token, and move behind it."""
+        offset = self._characters
         self._characters += len(self._decoder.decode(data))
-        return place
+        return offset
 
 
 def _label(data: bytes) -> str:
@@ -257,8 +259,8 @@ def _label(data: bytes) -> str:
 
 
 def _alternatives(token: TokenLogprob) -> dict[str, float]:
-    """Return the likeliest tokens by their labels; of special tokens, which have none, the
-    likeliest.
+    """Return the log-probabilities of the likeliest tokens by label; of those with the same label,
+    such as special tokens (""), that of the likeliest.
     """
     values: dict[str, float] = {}
     for data, value in token.top:
@@ -276,5 +278,5 @@ def _chat_logprob(token: TokenLogprob) -> dict[str, object]:
     return entry | {"top_logprobs": top}
 
 
-def _finish(piece: AnswerPiece) -> str:
+def _finish_reason(piece: AnswerPiece) -> str:
     return "length" if piece.finish == "length" else "stop"

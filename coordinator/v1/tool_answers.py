@@ -1,4 +1,4 @@
-"""Calls of functions in chats: permission in a request, form in an answer."""
+"""Calls of functions in chats: what a request permits, and how an answer makes them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def chat_prompt(ask: ChatRequest) -> ChatPrompt:
     """Return a conversation for the model's chat template. Raises InvalidField."""
     return ChatPrompt(
         turns=tuple(_turn(message) for message in ask.messages),
-        tools=() if ask.tool_choice == "none" else tuple(_written(tool) for tool in ask.tools),
+        tools=()
+        if ask.tool_choice == "none"
+        else tuple(_template_function(tool) for tool in ask.tools),
         options=ask.chat_template_kwargs,
     )
 
@@ -90,7 +92,7 @@ def _schema(ask: ChatRequest) -> dict[str, Any] | None:
     return form.json_schema.schema
 
 
-def _written(tool: Tool) -> dict[str, Any]:
+def _template_function(tool: Tool) -> dict[str, Any]:
     """Return a function in the form that templates read."""
     about = tool.function
     function = {
@@ -122,7 +124,7 @@ def _call(call: ToolCalled) -> dict[str, Any]:
 
 
 class CallReader:
-    """Reader of one answer, whose text it holds back where calls may begin."""
+    """Reader of one answer, which holds text back where a call may begin."""
 
     def __init__(self, form: ToolCallForm, ask: ChatRequest) -> None:
         self._form = form
@@ -159,13 +161,13 @@ class CallReader:
 def call_readers(
     form: ToolCallForm | None, ask: CompletionRequest | ChatRequest, count: int
 ) -> list[CallReader]:
-    """Return the readers of so many answers; none where no function may be called."""
+    """Return a reader for each of `count` answers; none where no function may be called."""
     if form is None or not isinstance(ask, ChatRequest):
         return []
     return [CallReader(form, ask) for _ in range(count)]
 
 
-def written_calls(calls: tuple[ToolCall, ...], *, streamed: bool) -> list[dict[str, Any]]:
+def openai_calls(calls: tuple[ToolCall, ...], *, streamed: bool) -> list[dict[str, Any]]:
     """Return calls in OpenAI's form, each with an id."""
     return [
         {

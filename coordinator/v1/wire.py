@@ -41,11 +41,11 @@ from shared.sentences import encode_english
 
 T = TypeVar("T")
 
-BRIDGE_S = 5.0  # interval of comments in a stream
+COMMENT_S = 5.0  # interval of comments in a stream
 SEND_S = 20.0  # a client that takes longer for one piece is dropped
 
-# Headers of every reply, with which pages of other sites may read it; the outer application adds
-# them, since it also refuses.
+# Headers with which pages of other sites may read a reply; the outer application adds them, to its
+# own refusals too.
 FOR_PAGES = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", b"*"),
@@ -57,7 +57,7 @@ _PLACE = re.compile(
     r"(?: - at (?P<key>`key` in )?`\$\.?(?P<path>(?P<place>[^`]*?)(?:\[[^\]`]*\])?)`)?",
     re.DOTALL,
 )
-_TYPES = {
+_ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -67,47 +67,47 @@ _TYPES = {
 }
 
 
-async def read(scope: Scope, receive: Receive, kind: type[T]) -> T:
+async def read_request(scope: Scope, receive: Receive, kind: type[T]) -> T:
     """Read a JSON body strictly. Raises InvalidField with the field, BadRequest, TooLarge,
     ClientGone.
     """
     try:
         raw = decode_body(await read_body(scope, receive), dict[str, Any])
-        fields = _plain(raw, getattr(kind, "__struct_fields__", ()))
+        fields = _without_neutral(raw, getattr(kind, "__struct_fields__", ()))
         if kind is CompletionRequest and "prompt" in fields:
-            fields["prompt"] = _prompts(fields["prompt"])
+            fields["prompt"] = _prompt_list(fields["prompt"])
         return convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise _wrong(error, kind) from error
+        raise _invalid_field(error, kind) from error
     except BadRequest as error:
         if isinstance(error.__cause__, msgspec.ValidationError):
-            raise _wrong(error.__cause__, kind) from error
+            raise _invalid_field(error.__cause__, kind) from error
         raise
 
 
-def _plain(raw: dict[str, Any], read: Collection[str]) -> dict[str, Any]:
-    """Return a request without the fields at neutral values; fields in `read` all stay."""
-    fields = _telling(raw, read)
+def _without_neutral(raw: dict[str, Any], read: Collection[str]) -> dict[str, Any]:
+    """Return a request without fields at neutral values; the fields named by `read` all stay."""
+    fields = _significant(raw, read)
     if isinstance(turns := fields.get("messages"), list):
         fields["messages"] = [_turn(turn) for turn in turns]
     if isinstance(options := fields.get("stream_options"), dict):
-        fields["stream_options"] = _telling(options)
+        fields["stream_options"] = _significant(options)
     return fields
 
 
-def _prompts(prompt: Any) -> Any:
-    """Return a list of prompts: the given one, or one of the single prompt, a text or tokens."""
+def _prompt_list(prompt: Any) -> Any:
+    """Return a list of prompts as it is; of a single prompt (a text or tokens), a list of it."""
     is_list = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list))
     return prompt if is_list else [prompt]
 
 
-def _telling(raw: dict[str, Any], read: Collection[str] = ()) -> dict[str, Any]:
-    """Return the fields that change something: not null, no label, not at a neutral value."""
+def _significant(raw: dict[str, Any], read: Collection[str] = ()) -> dict[str, Any]:
+    """Return the fields that change the answer: not null, no label, not at a neutral value."""
     return {
         key: value
         for key, value in raw.items()
         if value is not None
-        and (key in read or not any(_same(value, idle) for idle in IDLE.get(key, ())))
+        and (key in read or not any(_is_same(value, idle) for idle in IDLE.get(key, ())))
         and not (key in LABELS and isinstance(value, str))
     }
 
@@ -125,11 +125,11 @@ def _turn(turn: Any) -> Any:
     return {"content": "", **fields} if assistant else fields
 
 
-def _same(value: object, other: object) -> bool:
+def _is_same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _wrong(error: msgspec.ValidationError, kind: object) -> InvalidField:
+def _invalid_field(error: msgspec.ValidationError, kind: object) -> InvalidField:
     """Return the refusal of a field that is not supported or not valid."""
     match = _PLACE.fullmatch(str(error))
     failure, place = (match["failure"], match["place"] or "") if match else (str(error), "")
@@ -147,7 +147,7 @@ def _wrong(error: msgspec.ValidationError, kind: object) -> InvalidField:
 def refusal(error: VolunteerError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """Return status, headers and body of a refusal in OpenAI's shape."""
     status = 400 if error.status == 422 else error.status
-    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     code, param = None, None
     headers = [(b"content-type", b"application/json")]
     if isinstance(error, InvalidField):
@@ -170,8 +170,8 @@ def refusal(error: VolunteerError) -> tuple[int, list[tuple[bytes, bytes]], byte
     return status, headers, msgspec.json.encode(body, enc_hook=encode_english)
 
 
-class Out:
-    """One reply: a whole one, or streamed events."""
+class ReplySender:
+    """Sends one reply: a whole one, or streamed events."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, send_s: float = SEND_S) -> None:
         self._scope = scope
@@ -222,12 +222,12 @@ class Out:
         await self._put(line)
 
     @asynccontextmanager
-    async def bridged(self) -> AsyncIterator[None]:
+    async def kept_alive(self) -> AsyncIterator[None]:
         """Send a comment from time to time inside the block, so that no proxy closes the stream."""
 
         async def bridge() -> None:
             while True:
-                await asyncio.sleep(BRIDGE_S)
+                await asyncio.sleep(COMMENT_S)
                 await self.comment()
 
         task = asyncio.ensure_future(bridge())

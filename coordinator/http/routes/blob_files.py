@@ -11,7 +11,7 @@ from shared.protocol.versions import BlobUrl
 
 
 async def blob(call: Call[None]) -> Reply:
-    return await _served(call, await _readable(call))
+    return await _blob_reply(call, await _readable(call))
 
 
 async def blob_url(call: Call[None]) -> BlobUrl:
@@ -28,10 +28,10 @@ async def _readable(call: Call[None]) -> str:
 
 async def any_blob(call: Call[None]) -> Reply:
     """Serve any blob to the organiser, including updates."""
-    return await _served(call, check_name(call.text("sha256")))
+    return await _blob_reply(call, check_name(call.text("sha256")))
 
 
-async def _served(call: Call[None], name: str) -> Reply:
+async def _blob_reply(call: Call[None], name: str) -> Reply:
     coordinator = call.coordinator
     tag = f'"{name}"'
     headers = [

@@ -40,16 +40,16 @@ class Scrape:
     """Readings of one scrape: the services, and the gauges."""
 
     coordinator: Coordinator
-    seen: Gauges
+    gauges: Gauges
 
     @property
     def named(self) -> set[str]:
         """Return the names of the runs in the overview, each of which is a label."""
-        return {run.name for run in self.seen.runs}
+        return {run.name for run in self.gauges.runs}
 
     def by_run(self, counts: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield counts whose first label is a run; the counts of unnamed runs are summed under one
-        label.
+        """Yield counts whose first label is a run; the counts of runs that are not in the overview
+        are summed under OTHER.
         """
         totals: defaultdict[Labels, float] = defaultdict(float)
         named = self.named
@@ -76,28 +76,24 @@ class Instrument:
     labels: Labels = ()
     # Labels that have the value 0 from the first scrape on (for each run, where the first label is
     # the run), since rate() and increase() miss the first count of a series that begins with it.
-    known: tuple[Labels, ...] = ()
+    zeroed: tuple[Labels, ...] = ()
 
     def samples(self, scrape: Scrape) -> Mapping[Labels, float]:
-        """Return the values of a scrape, and 0 for known labels without a count yet."""
+        """Return the values of a scrape, and 0 for zeroed labels without a count yet."""
         reading = self.read(scrape)
         if isinstance(reading, int | float):
             return {(): reading}
         runs = sorted(scrape.named) if self.labels[:1] == _RUN else None
-        labels = self.known if runs is None else [(r, *rest) for r in runs for rest in self.known]
+        labels = self.zeroed if runs is None else [(r, *rest) for r in runs for rest in self.zeroed]
         return dict.fromkeys(labels, 0.0) | dict(reading)  # type: ignore[arg-type]
 
 
-def _counter(
-    name: str, help: str, read: Read, labels: Labels = (), *labels_known: Labels
-) -> Instrument:
-    return Instrument("counter", name, help, read, labels, labels_known)
+def _counter(name: str, help: str, read: Read, labels: Labels = (), *zeroed: Labels) -> Instrument:
+    return Instrument("counter", name, help, read, labels, zeroed)
 
 
-def _gauge(
-    name: str, help: str, read: Read, labels: Labels = (), *labels_known: Labels
-) -> Instrument:
-    return Instrument("gauge", name, help, read, labels, labels_known)
+def _gauge(name: str, help: str, read: Read, labels: Labels = (), *zeroed: Labels) -> Instrument:
+    return Instrument("gauge", name, help, read, labels, zeroed)
 
 
 def _histogram(name: str, help: str, durations: Callable[[Coordinator], Durations]) -> Instrument:
@@ -108,7 +104,7 @@ def _of_run(name: str, help: str, value: Callable[[RunLine], float | None]) -> I
     """Return a gauge with a value for each run; a run with None is left out."""
 
     def read(scrape: Scrape) -> Iterator[Sample]:
-        for run in scrape.seen.runs:
+        for run in scrape.gauges.runs:
             if (figure := value(run)) is not None:
                 yield (run.name,), figure
 
@@ -119,14 +115,14 @@ def _by_state(name: str, help: str, *states: tuple[str, Callable[[RunLine], floa
     """Return a gauge with a value for each run and state."""
 
     def read(scrape: Scrape) -> Iterator[Sample]:
-        for run in scrape.seen.runs:
+        for run in scrape.gauges.runs:
             yield from (((run.name, state), value(run)) for state, value in states)
 
     return _gauge(name, help, read, ("run", "state"))
 
 
-def _alone(counts: Mapping[str, float]) -> Iterator[Sample]:
-    """Yield counts as samples with one label each."""
+def _one_label(counts: Mapping[str, float]) -> Iterator[Sample]:
+    """Yield counts as samples of a single label."""
     yield from (((label,), count) for label, count in counts.items())
 
 
@@ -172,13 +168,13 @@ _QUEUE = (
     _gauge(
         "workers",
         "Machines of volunteers, by state.",
-        lambda s: _alone(s.seen.workers),
+        lambda s: _one_label(s.gauges.workers),
         ("state",),
     ),
     _gauge(
         "accounts",
         "Active accounts, by standing.",
-        lambda s: [((each,), s.seen.volunteers.get(each, 0)) for each in _STANDINGS],
+        lambda s: [((standing,), s.gauges.volunteers.get(standing, 0)) for standing in _STANDINGS],
         ("standing",),
     ),
     _histogram(
@@ -195,7 +191,7 @@ _QUEUE = (
     _counter(
         "leases_released",
         "Leases that workers gave back.",
-        lambda s: _alone(s.coordinator.queue.released),
+        lambda s: _one_label(s.coordinator.queue.released),
         ("reason",),
         ("failed",),
         ("given back",),
@@ -246,14 +242,14 @@ _RUNS = (
     _gauge(
         "run_state",
         "1 for the state that a run is in.",
-        lambda s: [((run.name, run.state), 1) for run in s.seen.runs],
+        lambda s: [((run.name, run.state), 1) for run in s.gauges.runs],
         ("run", "state"),
     ),
     _gauge(
         "run_standstill",
         "1 for the reason why an open run does not go on.",
         lambda s: [
-            ((run.name, run.standstill.cause.value), 1) for run in s.seen.runs if run.standstill
+            ((run.name, run.standstill.cause.value), 1) for run in s.gauges.runs if run.standstill
         ],
         ("run", "cause"),
     ),
@@ -282,18 +278,18 @@ _CHECKS = (
     _counter(
         "computing_seconds",
         "Seconds of work of the processes besides the server.",
-        lambda s: [((each.name,), each.busy_s) for each in s.coordinator.computing],
+        lambda s: [((compute.name,), compute.busy_s) for compute in s.coordinator.computing],
         ("process",),
     ),
     _gauge(
         "recomputes_waiting",
         "Contributions that are being computed again.",
-        lambda s: [((), s.seen.backlog.waiting)],
+        lambda s: [((), s.gauges.backlog.waiting)],
     ),
     _gauge(
         "alerts",
         "Alerts whose cause lasts, by kind.",
-        lambda s: _alone(s.coordinator.alerts.standing()),
+        lambda s: _one_label(s.coordinator.alerts.standing()),
         ("kind",),
         *((kind,) for kind in get_args(AlertKind)),
     ),
@@ -332,7 +328,7 @@ _MACHINE = (
     _gauge(
         "database_bytes",
         "Size of the database, without SQLite's journal.",
-        lambda s: s.seen.database.bytes,
+        lambda s: s.gauges.database.bytes,
     ),
     _gauge(
         "disk_free_bytes",
@@ -352,13 +348,13 @@ _MACHINE = (
     _gauge(
         "backup_timestamp_seconds",
         "When the newest backup was made; 0: never.",
-        lambda s: s.seen.backup_at or 0.0,
+        lambda s: s.gauges.backup_at or 0.0,
     ),
     _gauge("certificate_end_timestamp_seconds", "When the TLS certificate ends.", _certificate),
     _gauge(
         "build_info",
         "1, with the version of the software.",
-        lambda s: _alone({software(): 1.0}),
+        lambda s: _one_label({software(): 1.0}),
         ("version",),
     ),
 )
@@ -404,8 +400,8 @@ class _Collector:
 
 
 async def exposition(coordinator: Coordinator) -> tuple[str, bytes]:
-    """Return content type and body, without figures of a database that failed. Raises Unavailable
-    when it does not answer.
+    """Return content type and body; of a database that has failed only that fact. Raises
+    Unavailable if the database does not answer for another reason.
     """
     from prometheus_client import (
         CONTENT_TYPE_LATEST,

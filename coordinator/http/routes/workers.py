@@ -1,4 +1,6 @@
-"""Workers: registration, account, link codes; claims, begin of work, uploaded bytes."""
+"""Requests of workers: registration, account, claims, begun tasks, heartbeats, uploads,
+submissions, and answers to prompts.
+"""
 
 from __future__ import annotations
 
@@ -126,10 +128,8 @@ async def claim(call: Call[ClaimRequest]) -> ClaimReply:
 
 
 async def _while_wanted(work: Awaitable[T], receive: Receive, stopping: asyncio.Event) -> T:
-    """Return the result of a long wait, which is cancelled when the client hangs up or the server
-    stops.
-
-    Otherwise a lease could be left without a worker. Raises ClientGone, Unavailable.
+    """Return the result of a long wait; cancel it when the client hangs up (ClientGone) or the
+    server stops (Unavailable), or else a lease could be left without a worker.
     """
     working = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(until_gone(receive))

@@ -93,7 +93,7 @@ async def test_two_hundred_streams_of_the_built_in_engine_with_disconnects(
 async def test_a_client_that_hardly_reads_is_dropped_and_pays_for_what_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: int
 ) -> None:
-    monkeypatch.setattr(wire.Out.__init__, "__defaults__", (0.2,))
+    monkeypatch.setattr(wire.ReplySender.__init__, "__defaults__", (0.2,))
     engine = CountingEngine(context=1 << 20)
     async with answering(tmp_path, RUN + TIERS, engine) as house:
         with socket.socket() as slow:

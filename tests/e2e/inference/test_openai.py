@@ -466,7 +466,7 @@ async def test_a_page_reads_refusals_from_outside_the_handlers_too(tmp_path: Pat
 async def test_a_stream_that_waits_is_bridged_by_comments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "BRIDGE_S", 0.01)
+    monkeypatch.setattr(wire, "COMMENT_S", 0.01)
     engine = CountingEngine()
     engine.gate = asyncio.Semaphore(0)
     async with answering(tmp_path, engine=engine) as house:

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.inference.answers import TextPrompt
 from coordinator.inference.inference_engine import AnswerPiece, TokenLogprob
-from coordinator.v1.replies import Form
+from coordinator.v1.replies import ReplyForm
 from shared.workloads.data.tokenizer import byte_tokenizer, train_tokenizer
 from shared.workloads.generation.prompt_text import PromptText
 
@@ -24,9 +24,9 @@ def test_the_bytes_of_a_text_are_those_of_its_tokens(tokenizer: bytes) -> None:
     assert words.spelling(words.end) == b""
 
 
-def form(kind: str) -> Form:
+def form(kind: str) -> ReplyForm:
     wish = TextPrompt(kind=kind, prompts=("",), max_tokens=9, seed=0, logprobs=2)
-    return Form("a", "tiny", 0, wish)
+    return ReplyForm("a", "tiny", 0, wish)
 
 
 def piece(data: bytes, text: str) -> AnswerPiece:

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.inference.answers import TextPrompt
 from coordinator.inference.inference_engine import AnswerPiece, InvalidField
-from coordinator.v1.replies import Form, chat_wish
+from coordinator.v1.replies import ReplyForm, chat_text_prompt
 from coordinator.v1.tool_answers import CallReader
 from shared.protocol.inference import ChatRequest
 from shared.workloads.data.tool_calls import ToolCallForm
@@ -36,8 +36,8 @@ def answered(text: str, form: str = "hermes", **more: Any) -> tuple[Any, list[An
     calls = ToolCallForm.of(EVERY[form], END)
     assert calls is not None
     calls = msgspec.structs.replace(calls, mark=calls.before.removeprefix("[TOOL_CALLS]"))
-    whole = Form("a", "m", 0, wish, [CallReader(calls, ask)])
-    stream = Form("a", "m", 0, wish, [CallReader(calls, ask)])
+    whole = ReplyForm("a", "m", 0, wish, [CallReader(calls, ask)])
+    stream = ReplyForm("a", "m", 0, wish, [CallReader(calls, ask)])
     pieces = [AnswerPiece(text=letter) for letter in text] + [AnswerPiece(finish="stop")]
     chunks: list[Any] = []
     for piece in pieces:
@@ -95,7 +95,7 @@ def test_what_is_no_call_stays_text(text: str, form: str) -> None:
 def test_a_choice_says_which_functions_must_be_called() -> None:
     named = {"type": "function", "function": {"name": "time"}}
     rules = [
-        chat_wish(request(tool_choice=choice), 0, None).rule
+        chat_text_prompt(request(tool_choice=choice), 0, None).rule
         for choice in ("none", "auto", "required", named)
     ]
     assert rules[:2] == [None, None]
@@ -127,5 +127,5 @@ def test_a_choice_says_which_functions_must_be_called() -> None:
 )
 def test_a_wrong_wish_names_its_field(more: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidField) as error:
-        chat_wish(request(**more), 0, None)
+        chat_text_prompt(request(**more), 0, None)
     assert error.value.param == param
