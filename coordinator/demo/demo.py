@@ -24,9 +24,9 @@ from coordinator.demo.demo_report import (
     DemoPictures,
     Report,
     ReportInputs,
-    drawn,
-    keep,
     report,
+    sample_pictures,
+    save_pictures,
     traffic_of,
 )
 from coordinator.demo.runs import DemoRun, demo_run
@@ -35,13 +35,13 @@ from shared.files.deletions import delete_folder
 from shared.programs.installation import missing_extra_error
 from shared.workloads.base import missing_extra
 
-START_S = 60.0
-DRAIN_S = 25.0
-MEASURE_S = 45.0
-TICK_S = 0.5
+START_S = 60.0  # longest wait for a process to start, or for its command
+DRAIN_S = 25.0  # longest wait for a process to end
+MEASURE_S = 45.0  # longest wait for the last evaluation
+TICK_S = 0.5  # interval of looks at the run
 VOLUNTEERS_MAX = 64  # each is a process with a model of its own
 MINUTES_MAX = 7 * 24 * 60.0
-DATABASE = "coordinator.sqlite3"  # of a coordinator, in its data directory
+DATABASE = "coordinator.sqlite3"  # file name in the data directory of a coordinator
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,6 @@ def check(options: DemoOptions) -> None:
             f"--minutes must be between 0 and {MINUTES_MAX:,.0f}; "
             "0 is as long as suits the workload"
         )
-
     if options.data_dir and (Path(options.data_dir) / DATABASE).exists():
         raise InvalidRunFile(
             f"{options.data_dir} is the data directory of a coordinator: --data-dir of a demo names"
@@ -75,73 +74,72 @@ def check(options: DemoOptions) -> None:
 
 
 def demo(options: DemoOptions) -> int:
-    """Run the demo and print the summary. Exit code 0 when the model got better and the ledger
-    balances.
+    """Run the demo and print the summary. Return the exit code: 0 if the model got better and the
+    ledger balances.
     """
     from coordinator.demo.demo_view import DemoView
 
     check(options)
-
     view = DemoView(json=options.json)
     directory = Path(options.data_dir or tempfile.mkdtemp(prefix="volunteer-demo-"))
     try:
-        summary, pair = asyncio.run(_demo(options, directory, view))
+        summary, pictures = asyncio.run(_demo(options, directory, view))
     finally:
         if not options.data_dir:
             delete_folder(directory, "scratch")
-    view.summary(summary, pair)
+    view.summary(summary, pictures)
     return 0 if summary.improved and summary.ledger == "balanced" else 1
 
 
 async def _demo(
     options: DemoOptions, directory: Path, view: Any
 ) -> tuple[Report, DemoPictures | None]:
-    plan, started = demo_run(options.workload, options.volunteers), time.monotonic()
+    run, started = demo_run(options.workload, options.volunteers), time.monotonic()
     base = directory / "coordinator"
-    with view.stage(plan.preparing):
-        await prepare(base, plan)
+    with view.stage(run.preparing):
+        await prepare(base, run)
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     async with contextlib.AsyncExitStack() as processes:
         with view.stage(f"starting the coordinator at {url}"):
             server = await processes.enter_async_context(_server(base, port, directory))
-        view.note(f"watch it in a browser: {url}/runs/{plan.name}")
+        view.note(f"watch it in a browser: {url}/runs/{run.name}")
         with view.stage(f"{options.volunteers} volunteers are joining"):
             volunteers = [
-                await processes.enter_async_context(_volunteer(directory, url, number, plan))
+                await processes.enter_async_context(_volunteer(directory, url, number, run))
                 for number in range(1, options.volunteers + 1)
             ]
-        await _watch(base, plan, options, view, [server, *volunteers])
+        await _watch(base, run, options, view, [server, *volunteers])
         with view.stage("finishing: volunteers submit what they have"):
-            await _end(volunteers)
+            await _stop(volunteers)
         with view.stage("measuring the last version"):
-            await _measured(base, plan.name)
+            await _wait_for_evaluation(base, run.name)
     traffic = [
         traffic_of(directory / f"volunteer-{n}.jsonl") for n in range(1, options.volunteers + 1)
     ]
     inputs = ReportInputs(
         workload=options.workload,
-        prompt=plan.prompt,
+        prompt=run.prompt,
         seconds=time.monotonic() - started,
         data_dir=options.data_dir,
     )
     async with _coordinator(base) as services:
         with view.stage("looking at the result"):
-            summary = await report(services, plan.name, inputs, traffic)
-            pair = await drawn(services, summary)
-            if pair and options.data_dir:
-                files = keep(pair, directory)
+            summary = await report(services, run.name, inputs, traffic)
+            pictures = await sample_pictures(services, summary)
+            if pictures and options.data_dir:
+                files = save_pictures(pictures, directory)
                 summary = msgspec.structs.replace(summary, pictures=files)
-    return summary, pair
+    return summary, pictures
 
 
-async def prepare(base: Path, plan: DemoRun) -> None:
+async def prepare(base: Path, run: DemoRun) -> None:
     """Store the run of a demo in a data directory, and start it."""
     async with _coordinator(base) as services:
-        if plan.build is not None:
-            await services.datasets.add(plan.build)
-        await services.runs.create(plan.toml)
-        await services.runs.start(plan.name)
+        if run.build is not None:
+            await services.datasets.add(run.build)
+        await services.runs.create(run.toml)
+        await services.runs.start(run.name)
 
 
 @contextlib.asynccontextmanager
@@ -201,11 +199,11 @@ async def _server(
         yield child
 
 
-async def _listening(port: int, child: asyncio.subprocess.Process, complaints: Path) -> None:
+async def _listening(port: int, child: asyncio.subprocess.Process, error_log: Path) -> None:
     until = time.monotonic() + START_S
     while time.monotonic() < until:
         if child.returncode is not None:
-            raise Unavailable(f"the coordinator ended at once: {_tail(complaints)}")
+            raise Unavailable(f"the coordinator ended at once: {_tail(error_log)}")
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
@@ -213,12 +211,12 @@ async def _listening(port: int, child: asyncio.subprocess.Process, complaints: P
             continue
         writer.close()
         return
-    raise Unavailable(f"the coordinator did not listen within {START_S:.0f} s: {_tail(complaints)}")
+    raise Unavailable(f"the coordinator did not listen within {START_S:.0f} s: {_tail(error_log)}")
 
 
 @contextlib.asynccontextmanager
 async def _volunteer(
-    directory: Path, url: str, number: int, plan: DemoRun
+    directory: Path, url: str, number: int, run: DemoRun
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     home = {"VOLUNTEER_HOME": str(directory / f"volunteer-{number}")}
     join = [*program("volunteer"), "join", f"{url}/join", "--name", f"volunteer-{number}"]
@@ -227,17 +225,17 @@ async def _volunteer(
             raise Unavailable(
                 f"volunteer {number} could not join: {_tail(directory / f'join-{number}.err')}"
             )
-    if plan.members_files:
-        await _add_data(plan, number, directory, home)
+    if run.members_files:
+        await _add_data(run, number, directory, home)
     work = [*program("volunteer"), "--no-ui", "--json"]
     async with _process(work, directory / f"volunteer-{number}.jsonl", **home) as child:
         yield child
 
 
-async def _add_data(plan: DemoRun, number: int, directory: Path, home: dict[str, str]) -> None:
+async def _add_data(run: DemoRun, number: int, directory: Path, home: dict[str, str]) -> None:
     """Let a volunteer add the files that it keeps, by the command that people type."""
-    paths = map(str, plan.members_files[number - 1])
-    add = [*program("volunteer"), "data", "add", plan.name, *paths, "--yes"]
+    paths = map(str, run.members_files[number - 1])
+    add = [*program("volunteer"), "data", "add", run.name, *paths, "--yes"]
     async with _process(add, directory / f"data-{number}.log", **home) as child:
         if await asyncio.wait_for(child.wait(), START_S) != 0:
             reason = _tail(directory / f"data-{number}.err")
@@ -254,17 +252,17 @@ def _tail(path: Path) -> str:
 
 async def _watch(
     base: Path,
-    plan: DemoRun,
+    run: DemoRun,
     options: DemoOptions,
     view: Any,
     children: Sequence[asyncio.subprocess.Process],
 ) -> None:
-    """Report progress until the time is over. If a child ends early, the demo ends."""
-    total_s, began = (options.minutes or plan.minutes) * 60, time.monotonic()
+    """Report progress until the time is over. Raises Unavailable if a process ends early."""
+    total_s, began = (options.minutes or run.minutes) * 60, time.monotonic()
     async with _coordinator(base) as services:
         queries = services.runs.queries
         while (elapsed := time.monotonic() - began) < total_s:
-            view.progress(elapsed, await queries.info(plan.name), await queries.versions(plan.name))
+            view.progress(elapsed, await queries.info(run.name), await queries.versions(run.name))
             for child in children:
                 if child.returncode is not None:
                     raise Unavailable(
@@ -273,14 +271,14 @@ async def _watch(
             await asyncio.sleep(TICK_S)
 
 
-async def _end(volunteers: Sequence[asyncio.subprocess.Process]) -> None:
+async def _stop(volunteers: Sequence[asyncio.subprocess.Process]) -> None:
     for child in volunteers:
         if child.returncode is None:
             child.send_signal(signal.SIGTERM)
     await asyncio.wait([asyncio.create_task(child.wait()) for child in volunteers], timeout=DRAIN_S)
 
 
-async def _measured(base: Path, name: str) -> None:
+async def _wait_for_evaluation(base: Path, name: str) -> None:
     """Wait for the server to evaluate the newest version."""
     until = time.monotonic() + MEASURE_S
     async with _coordinator(base) as services:

@@ -24,7 +24,7 @@ class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The summary."""
+    """Summary of a demo."""
 
     workload: str
     run: str
@@ -129,7 +129,7 @@ def traffic_of(path: Path) -> ProcessTraffic:
     return msgspec.structs.replace(traffic, complaint=complaint)
 
 
-async def drawn(services: Any, summary: Report) -> DemoPictures | None:
+async def sample_pictures(services: Any, summary: Report) -> DemoPictures | None:
     """Return the pictures of the first and the last version, where the workload draws."""
     pictures = [version.picture.sha256 for version in summary.history if version.picture]
     if not pictures:
@@ -138,9 +138,9 @@ async def drawn(services: Any, summary: Report) -> DemoPictures | None:
     return DemoPictures(first=first, last=last)
 
 
-def keep(pair: DemoPictures, directory: Path) -> tuple[str, ...]:
+def save_pictures(pictures: DemoPictures, directory: Path) -> tuple[str, ...]:
     """Write the pictures into the folder of the logs; return the names of their files."""
-    files = {"first.png": pair.first, "last.png": pair.last}
+    files = {"first.png": pictures.first, "last.png": pictures.last}
     for name, data in files.items():
         (directory / name).write_bytes(data)
     return tuple(str(directory / name) for name in files)

@@ -34,37 +34,37 @@ class DemoView:
     def __init__(self, *, json: bool) -> None:
         self._json = json
         self._out = sys.stderr if json else sys.stdout
-        self._said_at = -LINE_EVERY_S
+        self._printed_at = -LINE_EVERY_S
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         print(text, file=self._out, flush=True)
 
     def note(self, text: str) -> None:
         """Print a remark during the demo."""
-        self._say(f"  {text}")
+        self._print(f"  {text}")
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
         """Print one step of the preparation, and how long it took."""
         began = time.monotonic()
-        self._say(f"… {text}")
+        self._print(f"… {text}")
         with ProgressLine(self._out):
             yield
-        self._say(f"✓ {text} ({time.monotonic() - began:.1f} s)")
+        self._print(f"✓ {text} ({time.monotonic() - began:.1f} s)")
 
     def progress(self, elapsed_s: float, run: RunInfo, versions: Sequence[VersionInfo]) -> None:
         """Print a line about the run, at most one in some seconds."""
-        if elapsed_s - self._said_at >= LINE_EVERY_S:
-            self._said_at = elapsed_s
-            self._say(status(elapsed_s, run, versions))
+        if elapsed_s - self._printed_at >= LINE_EVERY_S:
+            self._printed_at = elapsed_s
+            self._print(status(elapsed_s, run, versions))
 
-    def summary(self, report: Report, drawn: DemoPictures | None) -> None:
+    def summary(self, report: Report, pictures: DemoPictures | None) -> None:
         if self._json:
             print(msgspec.json.encode(report).decode())
             return
         lines = summary(report)
-        if drawn is not None:
-            lines += ["", *beside(report.versions, drawn), ""]
+        if pictures is not None:
+            lines += ["", *side_by_side(report.versions, pictures), ""]
         elif report.sample_last:
             lines += samples(report)
         print("\n".join([*lines, *hints(report)]))
@@ -104,7 +104,7 @@ def summary(report: Report) -> list[str]:
     else:
         lines += [
             f"  {name.replace('_', ' '):<16} {first:.3f} -> {last:.3f}"
-            for name, first, last in changed(report)
+            for name, first, last in metric_changes(report)
         ]
     lines.append(f"  trained          {report.tokens:,} {report.items}")
     lines.append(f"  contributions    {report.accepted} accepted, {report.rejected} rejected")
@@ -138,7 +138,7 @@ def table(history: Sequence[VersionInfo]) -> list[str]:
     return lines
 
 
-def changed(report: Report) -> list[tuple[str, float, float]]:
+def metric_changes(report: Report) -> list[tuple[str, float, float]]:
     """Return the other figures in which the first and the last measured version differ."""
     if not report.history:
         return []
@@ -157,9 +157,11 @@ def samples(report: Report) -> list[str]:
     return [*lines, "", f"  version {report.versions} {verb}", *_quoted(report.sample_last), ""]
 
 
-def beside(version: int, drawn: DemoPictures) -> list[str]:
+def side_by_side(version: int, pictures: DemoPictures) -> list[str]:
     """Return parts of both pictures side by side, in dots."""
-    sides = [braille(corner(read_png(data)), PICTURE_CELLS) for data in (drawn.first, drawn.last)]
+    sides = [
+        braille(corner(read_png(data)), PICTURE_CELLS) for data in (pictures.first, pictures.last)
+    ]
     titles = f"  {'version 0':<{PICTURE_CELLS}}  version {version}"
     return [titles, *(f"  {left}  {right}" for left, right in zip(*sides, strict=True))]
 
@@ -181,7 +183,7 @@ def hints(report: Report) -> list[str]:
         lines.append(f"  No contribution came: {printable(report.complaint, 300)}")
     elif not report.improved:
         lines.append(
-            f"  The {MEASURES[report.measure]} did not improve: give it more --minutes, or look at the logs with "
-            "--data-dir."
+            f"  The {MEASURES[report.measure]} did not improve: give it more --minutes, or look "
+            "at the logs with --data-dir."
         )
     return lines

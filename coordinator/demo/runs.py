@@ -70,9 +70,9 @@ def _source() -> list[Path]:
     return sorted(standard_library_files())
 
 
-def _kept(members: int) -> tuple[tuple[Path, ...], ...]:
-    """Return the other files in parts, one for each member: neighbouring folders, so that no two
-    members have the same subjects.
+def _members_files(members: int) -> tuple[tuple[Path, ...], ...]:
+    """Return the files that are not of the example in parts, one for each member; a part is of
+    neighbouring folders, so that members have different subjects.
     """
     paths = _source()[EXAMPLE_FILES:]
     edges = [len(paths) * part // members for part in range(members + 1)]
@@ -133,5 +133,5 @@ def demo_run(workload: str, volunteers: int) -> DemoRun:
         minutes=kind.minutes,
         preparing=kind.preparing,
         build=kind.build,
-        members_files=_kept(volunteers) if kind.at_members else (),
+        members_files=_members_files(volunteers) if kind.at_members else (),
     )

@@ -1,4 +1,4 @@
-"""Work of a simulated machine: pseudo-random numbers of the right shape and size."""
+"""Work of a simulated machine: updates of pseudo-random numbers, of the right shapes and sizes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec
 from shared.workloads.base import Job
 
-SETTLED = ("accepted", "merged")
+SETTLED = ("accepted", "merged")  # states of an accepted contribution
 STEP_SHARE = 0.3  # share of the learning rate by which an element moves in a step
 
 
 class SimulatedUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """Finished update on the disk."""
+    """File of an update, or of episodes, to be submitted."""
 
     path: Path
     sha256: str
@@ -36,7 +36,9 @@ class Labour(Protocol):
 
 
 class SimulatedWork:
-    """SimulatedWork work: noise of the size of a real update, rotated at random for each task."""
+    """Updates that look real by size and magnitude: one noise vector, rotated at random for each
+    task.
+    """
 
     def __init__(self, about: Definition, scratch: Path, seed: int) -> None:
         self._about = about
@@ -46,11 +48,12 @@ class SimulatedWork:
 
     def do(self, task: int, job: Job, weights: Path, codec_name: str) -> SimulatedUpdate:
         train = self._about.file.train
-        moved = train.lr * STEP_SHARE * (job.steps**0.5 if job.update == "delta" else 1.0)
-        turned = np.roll(self._noise, int(self._rng.integers(len(self._noise)))) * np.float32(moved)
+        scale = train.lr * STEP_SHARE * (job.steps**0.5 if job.update == "delta" else 1.0)
+        places = int(self._rng.integers(len(self._noise)))
+        noise = np.roll(self._noise, places) * np.float32(scale)
         with open_frame(weights, self._about.schema) as base:
             tensors = {
-                spec.name: np.resize(turned, spec.shape)
+                spec.name: np.resize(noise, spec.shape)
                 if spec.role == "parameter"
                 else base.array(spec.name)
                 for spec in self._about.schema

@@ -1,8 +1,8 @@
 """Event loop in virtual time: it jumps to the next timer instead of waiting for it.
 
-Work for a thread runs at once on the loop's own thread. A program that never waits for the outside
-world therefore does the same things in the same order every time, and hours of it pass as fast as
-its work can be computed.
+Work for a thread runs immediately on the loop's own thread. A program that never waits for anything
+outside of the process therefore does the same things in the same order every time, and its hours
+pass as fast as its work is computed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EPOCH = 4_000_000_000.0
 
 
 class _Selector(selectors.DefaultSelector):
-    """Selector that never waits: waiting moves the clock."""
+    """Selector that moves the virtual clock instead of waiting."""
 
     loop: VirtualLoop
 
@@ -54,7 +54,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Call the function at once on this thread."""
+        """Call the function immediately, on this thread."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -64,8 +64,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class LoopClock:
-    """Clock of a virtual loop. Sleeps shorter than `tick_s` take `tick_s`, since the server's
-    chores of every second would be most of a long simulation. `nap` sleeps exactly.
+    """Clock of a virtual loop. `sleep` takes at least `tick_s`, or else the chores that a server
+    does each second would be most of a long simulation; `nap` takes exactly its seconds.
     """
 
     def __init__(self, tick_s: float = 0.0) -> None:

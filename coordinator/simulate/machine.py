@@ -48,13 +48,12 @@ DEVICE = "cpu"
 READ_BYTES = 1 << 20
 GONE = (Gone, Cancelled)
 
-
 State = Literal["away", "claim", "wait", "down", "prepare", "play", "train", "up"]
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedUpdate:
-    """Update of a lease to be submitted."""
+    """Place of an update among those of its lease: part, try, and if it is the last."""
 
     part: int = 0
     tries: int = 0
@@ -62,7 +61,7 @@ class LeasedUpdate:
 
 
 class SimulatedMachine:
-    """Simulated machine; runs until the simulation cancels it or its time has come."""
+    """Simulated machine of a volunteer; runs until its time to leave, or until it is cancelled."""
 
     def __init__(self, world: SimulatedWorld, kind: Workers, number: int, seed: int) -> None:
         self._world = world
@@ -77,11 +76,12 @@ class SimulatedMachine:
         self.labour: Labour | None = None
         self._principal: Principal | None = None
         self._held: dict[int, int] = {}  # task -> attempt
-        self._halts: dict[int, asyncio.Event] = {}  # task -> set when the coordinator cancels it
+        # by task; set when the coordinator cancels it
+        self._cancelled: dict[int, asyncio.Event] = {}
         self._cached: set[str] = set()
         self._uploads: set[asyncio.Task[Verdict | None]] = set()
         self._swapping: asyncio.Task[None] | None = None
-        self._newest: list[tuple[float, int]] = []  # times of the versions heard of while it plays
+        self._newest: list[tuple[float, int]] = []  # when it fetched which version, while it plays
 
     # --- time ---
 
@@ -95,16 +95,16 @@ class SimulatedMachine:
         latency_s = self.kind.latency_ms / 1000
         await self._world.clock.nap(latency_s * self.rng.uniform(1.0, 1.2) + 1e-6)
 
-    async def _move(self, way: str, size: float) -> None:
+    async def _move(self, direction: str, size: float) -> None:
         """Move `size` bytes over this machine's link and the coordinator's."""
-        mbit = self.kind.up_mbit if way == "up" else self.kind.down_mbit
-        rate, busy = self._world.net.rate(way, mbit), self._world.net.busy
-        busy[way] += 1
+        mbit = self.kind.up_mbit if direction == "up" else self.kind.down_mbit
+        rate, busy = self._world.net.rate(direction, mbit), self._world.net.busy
+        busy[direction] += 1
         try:
             await self._world.clock.nap(size * BITS / rate)
         finally:
-            busy[way] -= 1
-        if way == "up":
+            busy[direction] -= 1
+        if direction == "up":
             self.trace.up_bytes += round(size)
         else:
             self.trace.down_bytes += round(size)
@@ -141,7 +141,7 @@ class SimulatedMachine:
         return self.speed * self._world.step_flops
 
     async def run(self) -> None:
-        """Join, work, leave. A cancelled machine vanishes."""
+        """Join, work, and leave."""
         leave_s = self.kind.leave_after_minutes * 60
         await self._world.clock.nap(self.kind.join_after_minutes * 60 + self.rng.uniform(0, 0.01))
         beating = asyncio.create_task(self._beats())
@@ -161,8 +161,8 @@ class SimulatedMachine:
                 beats = tuple(TaskBeat(task=t, attempt=a) for t, a in self._held.items())
                 request = HeartbeatRequest(tasks=beats)
                 for order in await self._world.coordinator.renewals.beat(self._who, request):
-                    if order.order in ("cancel", "gone") and order.task in self._halts:
-                        self._halts[order.task].set()
+                    if order.order in ("cancel", "gone") and order.task in self._cancelled:
+                        self._cancelled[order.task].set()
                 if self.trace.state == "play" and (not self._swapping or self._swapping.done()):
                     self._swapping = asyncio.create_task(self._swap())
 
@@ -188,7 +188,7 @@ class SimulatedMachine:
         if lease is None:
             return
         self._held[lease.task] = lease.attempt
-        self._halts[lease.task] = asyncio.Event()
+        self._cancelled[lease.task] = asyncio.Event()
         try:
             await self._task(lease)
         except GONE:
@@ -212,7 +212,7 @@ class SimulatedMachine:
     async def _vanish(self) -> None:
         self._enter("away")
         self._held.clear()
-        self._halts.clear()
+        self._cancelled.clear()
         for upload in self._uploads:
             upload.cancel()
         self._uploads.clear()
@@ -272,11 +272,11 @@ class SimulatedMachine:
             piece = msgspec.structs.replace(
                 job, start=job.start + first * job.batch_size, stop=stop, steps=end - first
             )
-            some = msgspec.structs.replace(lease, job=piece)
-            result = await self._train(some, start, manifest)
+            part_lease = msgspec.structs.replace(lease, job=piece)
+            result = await self._train(part_lease, start, manifest)
             self._enter("up")
             verdict = await self._hand_in(
-                some, start, result, LeasedUpdate(part, tries, end == job.steps)
+                part_lease, start, result, LeasedUpdate(part, tries, end == job.steps)
             )
             if verdict is None or (verdict.state == "rejected" and not verdict.redo):
                 break
@@ -286,7 +286,7 @@ class SimulatedMachine:
     def _let_go(self, lease: Lease) -> None:
         """Drop a lease, unless this machine has claimed the task again meanwhile."""
         if self._held.get(lease.task) == lease.attempt:
-            del self._held[lease.task], self._halts[lease.task]
+            del self._held[lease.task], self._cancelled[lease.task]
 
     async def _manifest(self, run: str, version: int) -> VersionManifest:
         signed = await self._world.coordinator.run_queries.manifest(run, version)
@@ -300,7 +300,8 @@ class SimulatedMachine:
             await self._fetch(
                 BlobRef(sha256=data.chunks[index].sha256, size=data.chunks[index].size), 1.0
             )
-        for weights in data.assets.values() if lease.data else ():  # of the other side of a match
+        # the weights of the other side of a match
+        for weights in data.assets.values() if lease.data else ():
             await self._fetch(BlobRef(sha256=weights.sha256, size=weights.size), self._world.scale)
 
     async def _fetch_weights(self, manifest: VersionManifest) -> None:
@@ -324,7 +325,7 @@ class SimulatedMachine:
     async def _train(
         self, lease: Lease, start: Begun, manifest: VersionManifest
     ) -> SimulatedUpdate:
-        """Wait for the virtual time of the task, then compute the result, which takes none."""
+        """Wait for the virtual time of the task, then compute the result, which adds none."""
         plays, world = lease.job.kind in KINDS["play"], self._world
         self._enter("prepare")
         await world.clock.nap(self.kind.overhead_s)
@@ -338,10 +339,10 @@ class SimulatedMachine:
         ) < takes_s:
             await world.clock.nap(stays_s)
             raise _Vanished
-        halt = self._halts[lease.task]
+        cancelled = self._cancelled[lease.task]
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(halt.wait(), takes_s)
-        if halt.is_set():
+            await asyncio.wait_for(cancelled.wait(), takes_s)
+        if cancelled.is_set():
             raise Gone("the coordinator cancelled the task")
         job = manifest.bound(lease.job)
         if plays:
@@ -429,25 +430,25 @@ async def _read(result: SimulatedUpdate) -> AsyncIterator[bytes]:
 
 @dataclass(slots=True)
 class Net:
-    """Network link of the coordinator, shared evenly by concurrent transfers."""
+    """Link of the coordinator, shared evenly by its transfers."""
 
     server: Server
     busy: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
 
-    def rate(self, way: str, mbit: float) -> float:
+    def rate(self, direction: str, mbit: float) -> float:
         """Return the megabits a second for one more transfer."""
-        whole = self.server.down_mbit if way == "up" else self.server.up_mbit
-        return min(mbit, whole / (self.busy[way] + 1))
+        whole = self.server.down_mbit if direction == "up" else self.server.up_mbit
+        return min(mbit, whole / (self.busy[direction] + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedWorld:
-    """State that all machines share."""
+    """Surroundings that all machines share."""
 
     coordinator: Coordinator
     clock: LoopClock
     net: Net
-    run: int
+    run: int  # id of the run
     dataset: DatasetManifest | None
     scale: float  # bytes of the real model / bytes of the simulated one
     step_flops: float
@@ -456,7 +457,7 @@ class SimulatedWorld:
 
 @dataclass(slots=True)
 class Trace:
-    """History of one machine, in seconds since the simulation began."""
+    """History of one machine; times are seconds since the simulation began."""
 
     name: str
     speed: float = 0.0  # optimiser steps a second

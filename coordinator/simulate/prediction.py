@@ -23,9 +23,8 @@ from shared.files.text_file import read_text
 from shared.text import duration
 
 MB = 1e6
-BUSY_ENOUGH = (
-    0.9  # share of the time at work from which on the devices, or the judge, are the limit
-)
+# share of the time at work from which on the devices, or the judge, are the limit
+BUSY_ENOUGH = 0.9
 WORST: dict[State, str] = {
     "wait": "the wait for slower volunteers before each merge",
     "down": "the download of new versions",
@@ -38,18 +37,19 @@ GAIN_BUSY, GAIN_PLAY = 0.02, 0.03
 
 
 class Bottleneck(NamedTuple):
-    """What limits a run."""
+    """Limit of a run: its cause, and words for it."""
 
     cause: Cause
     words: str
 
 
-# the remedy that is tried ("" = none yet), share of the time, newest version
+# Function that is called with the remedy that is tried ("" = none yet), the share of the simulated
+# time that has passed, and the newest version.
 Progress = Callable[[str, float, int], None]
 
 
 class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One machine."""
+    """Figures of one machine."""
 
     name: str
     online_s: float
@@ -62,7 +62,7 @@ class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlayFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a run that makes its own data."""
+    """Figures of a run that makes its own data."""
 
     unit: str  # of the episodes: game, problem
     per_hour: float  # accepted episodes
@@ -72,11 +72,11 @@ class PlayFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a scenario."""
+    """Figures of a scenario's simulation."""
 
     seed: int
     simulated_s: float
-    finished: str
+    finished: str  # reason why the run ended early; "" = it did not
     parameters: int
     versions: int
     versions_per_hour: float
@@ -103,8 +103,8 @@ def predict(outcome: SimulationResult) -> Prediction:
     online_h = max(1e-9, sum(row.online_s for row in rows) / 3600)
     up = sum(trace.up_bytes for trace in outcome.traces) / MB
     down = sum(trace.down_bytes for trace in outcome.traces) / MB
-    spent = _spent(outcome.traces)
-    play = None if outcome.play is None else _played(outcome, outcome.play)
+    spent = _seconds_by_state(outcome.traces)
+    play = None if outcome.play is None else _play_figures(outcome, outcome.play)
     limit = _bottleneck(spent) if play is None else _limit(outcome.traces, play)
     versions, file = len(outcome.merged_at), outcome.about.file
     return Prediction(
@@ -167,7 +167,7 @@ def _pace(merged_at: Sequence[float], seconds: float) -> float:
     return len(merged_at) / max(1e-9, seconds)
 
 
-def _spent(traces: Sequence[Trace]) -> Counter[State]:
+def _seconds_by_state(traces: Sequence[Trace]) -> Counter[State]:
     """Return the seconds of all machines by state, without the time away."""
     spent: Counter[State] = Counter()
     for trace in traces:
@@ -180,7 +180,7 @@ def _busy_share(spent: Counter[State]) -> float:
     return (spent["train"] + spent["play"]) / max(1e-9, sum(spent.values()))
 
 
-def _played(outcome: SimulationResult, judge: PretendedPlay) -> PlayFigures:
+def _play_figures(outcome: SimulationResult, judge: PretendedPlay) -> PlayFigures:
     per_file = judge.episodes / max(1, len(judge.judged_at))
     behind = sum((trace.behind for trace in outcome.traces), Counter[int]())
     judging_s = outcome.seconds - min(judge.judged_at, default=0.0)
@@ -199,7 +199,8 @@ def _limit(traces: Sequence[Trace], play: PlayFigures) -> Bottleneck:
     if judging >= BUSY_ENOUGH:
         return Bottleneck("judge", f"the judge: it checks {unit} {judging:.0%} of the time")
     players, learners = (
-        _spent([trace for trace in traces if trace.seconds()[state]]) for state in ("play", "train")
+        _seconds_by_state([trace for trace in traces if trace.seconds()[state]])
+        for state in ("play", "train")
     )
     if _busy_share(learners) >= BUSY_ENOUGH or _worst(learners) != "claim":
         limit = _bottleneck(learners)
@@ -224,8 +225,8 @@ def _worst(spent: Counter[State]) -> State:
     return max(WORST, key=lambda state: spent[state])
 
 
-def told(prediction: Prediction) -> str:
-    """Return the prediction as text for a person."""
+def prediction_text(prediction: Prediction) -> str:
+    """Return a prediction as text."""
     p = prediction
     lines = [
         f"simulated {duration(p.simulated_s)} with seed {p.seed}, a model of {p.parameters:,} "
@@ -235,11 +236,11 @@ def told(prediction: Prediction) -> str:
         f"{p.contributions_per_version:.1f} contributions each)",
         f"  steps per hour           {p.steps_per_hour:10.0f}   of all devices together",
         f"  device idle              {p.device_idle_share:10.0%}   of the time online",
-        *_of_goodput(p),
+        *_goodput_lines(p),
         f"  MB up per hour           {p.up_mb_per_hour:10.1f}   of one volunteer",
         f"  MB down per hour         {p.down_mb_per_hour:10.1f}   of one volunteer",
         f"  MB per hour              {p.server_mb_per_hour:10.1f}   of the coordinator, both ways",
-        *_of_play(p.play),
+        *_play_lines(p.play),
         f"  bottleneck               {p.bottleneck}",
         *([f"  what would help          {p.advice}"] if p.advice else []),
         *(f"  beware                   {sentence}" for sentence in p.beware),
@@ -256,7 +257,7 @@ def told(prediction: Prediction) -> str:
     return "\n".join(lines)
 
 
-def _of_goodput(p: Prediction) -> list[str]:
+def _goodput_lines(p: Prediction) -> list[str]:
     if p.play is not None:
         return []
     return [
@@ -265,7 +266,7 @@ def _of_goodput(p: Prediction) -> list[str]:
     ]
 
 
-def _of_play(play: PlayFigures | None) -> list[str]:
+def _play_lines(play: PlayFigures | None) -> list[str]:
     if play is None:
         return []
     return [
@@ -301,22 +302,26 @@ def run(
     tell = progress or (lambda remedy, share, version: None)
 
     def hooks(remedy: str) -> Hooks:
-        def seen(head: MergedHead) -> None:
+        def report(head: MergedHead) -> None:
             tell(remedy, min(0.99, head.seconds / (scenario.hours * 3600)), head.row.version)
 
-        return Hooks(on_version=seen)
+        return Hooks(on_version=report)
 
     outcome = loop.run(simulate(scenario, hooks("")))
     prediction = predict(outcome)
-    prediction = msgspec.structs.replace(prediction, advice=tried(outcome, prediction, hooks))
+    prediction = msgspec.structs.replace(
+        prediction, advice=helpful_remedy(outcome, prediction, hooks)
+    )
     tell("", 1.0, len(outcome.merged_at))
     if as_json:
         return msgspec.json.encode(prediction).decode()
-    return told(prediction)
+    return prediction_text(prediction)
 
 
-def tried(outcome: SimulationResult, prediction: Prediction, hooks: Callable[[str], Hooks]) -> str:
-    """Return the first remedy that helps in a simulation of its own, and by how much; "" if none
+def helpful_remedy(
+    outcome: SimulationResult, prediction: Prediction, hooks: Callable[[str], Hooks]
+) -> str:
+    """Return the first remedy that helps in a simulation of its own, and its gain; "" if none
     does. `hooks` makes the hooks of the simulation of a remedy.
     """
     for remedy in remedies(outcome, prediction.cause):

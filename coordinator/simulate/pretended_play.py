@@ -1,7 +1,7 @@
-"""Pretended games and answers, and the judge that takes the measured time for them.
+"""Pretended games and answers, and a judge that takes the measured time to check them.
 
-An episode is the version that made it and the second of its task at which it began. Files have the
-size of real ones, and the rule for real ones decides whether an episode is stale.
+Of an episode only the version that made it is kept. Files have the size of real ones, and the rule
+for real ones decides whether an episode is stale.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ T = TypeVar("T")
 
 
 class PretendedPlay(Compute):
-    """Pretended episodes: made by machines, judged one file after the other, sealed and learnt."""
+    """Judge of pretended episodes, one file at a time; it also writes and seals the files."""
 
     def __init__(self, pacing: Pacing, scenario: Scenario, clock: LoopClock, folder: Path) -> None:
         super().__init__("checks")
         self.pacing, self._data, self._judge_s = pacing, scenario.data, scenario.server.judge_s
         self._clock, self._folder, self._turn = clock, folder, asyncio.Lock()
-        self.judged_at: list[float] = []  # times of the files, without those of matches
-        self.episodes = 0  # in these files
+        self.judged_at: list[float] = []  # when each file was judged, without those of matches
+        self.episodes = 0  # episodes in these files
 
     def in_place_of(self, on: Coordinator) -> Coordinator:
-        """Return the services with this judge and its seals."""
+        """Return the services of `on` with this judge in place of the real one."""
         harvest = Harvest(on, self, Draws(on.key, ClaimTerms.of(on.settings).drawn))
         intake = Intake(on, Examiners(harvest=harvest, recomputes=on.recomputes, audits=on.audits))
         return replace(
@@ -56,13 +56,13 @@ class PretendedPlay(Compute):
         )
 
     def hand_in(self, starts: Sequence[int]) -> SimulatedUpdate:
-        """Write the file of a task, with the version of each of its episodes."""
+        """Write and return the file of a task; `starts` are the versions that made its episodes."""
         path = self._folder / f"episodes-{secrets.token_hex(8)}"
         path.write_bytes(data := self._file(starts))
         return SimulatedUpdate(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
     def behind(self, chunks: Sequence[Path], version: int) -> Counter[int]:
-        """Return how many episodes of the chunks are how many versions behind a version."""
+        """Return how many episodes of the chunks are so many versions behind `version`."""
         return Counter(
             version - start_version
             for path in chunks
@@ -70,7 +70,9 @@ class PretendedPlay(Compute):
         )
 
     async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
-        """Return what a check of the file of a HarvestCase would find; see `Compute.timed`."""
+        """Return the inspection of a HarvestCase's file (the arguments), and the virtual seconds
+        that it took; see `Compute.timed`.
+        """
         case: HarvestCase = arguments[0]
         # A draw, which is judged twice, is part of the measured mean.
         takes_s = 0.0 if case.drawn else case.asked * self._judge_s

@@ -29,7 +29,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
 def remedies(outcome: SimulationResult, cause: Cause) -> Iterator[Remedy]:
     """Yield the changes that may help against the cause of idle machines, likeliest first."""
-    for make in _MAKERS.get(cause, ()):
+    for make in _REMEDIES.get(cause, ()):
         if (remedy := make(outcome)) is not None:
             yield remedy
 
@@ -57,7 +57,7 @@ def _overlap(outcome: SimulationResult) -> Remedy | None:
 
 
 def _longer(outcome: SimulationResult) -> Remedy | None:
-    """Return tasks of twice the steps, at most as many as learn."""
+    """Return tasks of twice the steps, but no more than one update can learn from."""
     if outcome.about.plan.update != "delta":
         return None
     now = _steps(outcome)
@@ -123,7 +123,7 @@ def _option(outcome: SimulationResult, name: str, value: int) -> Remedy:
     return Remedy(words=f"set [run.task.options] {name} = {value}", scenario=changed)
 
 
-_MAKERS: dict[Cause, tuple[Callable[[SimulationResult], Remedy | None], ...]] = {
+_REMEDIES: dict[Cause, tuple[Callable[[SimulationResult], Remedy | None], ...]] = {
     "wait": (_by_speed, _overlap),
     "down": (_longer, _overlap),
     "up": (_smaller_codec, _longer, _overlap),

@@ -1,7 +1,7 @@
 """Simulation: a whole coordinator and its volunteers in one process and in virtual time.
 
-Real: queue, leases, intake, validation, merge, codec, retention. Imagined: machines, links, and the
-data unless it is given. The same scenario and seed give the same versions.
+Queue, leases, intake, validation, merge, codec and retention are real; machines, links and (unless
+it is given) the data are not. The same scenario and seed give the same versions.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 RAM_DISK = Path("/dev/shm")  # used where it exists, so that nothing is written to a disk
-TICKS = 250.0  # the server's chores run about this many times in a simulation
-TICK_MAX_S = 15.0
-PARAMETERS_MAX = 3_000_000  # a larger model is simulated by a smaller one
+TICKS = 250.0  # about how often the server's chores run in a simulation
+TICK_MAX_S = 15.0  # longest interval of these chores
+PARAMETERS_MAX = 3_000_000  # a larger model is replaced by a small one, its stand-in
+# model keys of the stand-ins, by workload
 STAND_INS: Mapping[str, Mapping[str, Any]] = {
     "gpt": {"n_layer": 1, "n_head": 1, "n_embd": 32},
     "dcgan": {"generator_width": 8, "discriminator_width": 8},
     "gomoku": {"channels": 8},
     "rollouts": {"n_layer": 1, "n_head": 1, "n_embd": 32},
 }
+# background jobs of the server that run
 JOBS = ("queue", "merger", "upkeep", "replay")
 LISTING_MAX = 100_000
 PARAMETER_BYTES = 4
@@ -77,7 +79,7 @@ class SimulationResult:
     about: Definition
     parameters: int  # parameters of the real model
     seconds: float
-    merged_at: tuple[float, ...]  # times of the versions after 0
+    merged_at: tuple[float, ...]  # when each version after 0 was merged
     merged: int  # merged contributions
     merged_steps: float  # optimiser steps of all machines that are part of a version
     traces: tuple[Trace, ...]
@@ -120,7 +122,7 @@ async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResu
 
 
 def _set_size(conn: Connection, name: str, parameters: int) -> None:
-    """Set the size of the real model, by which tasks are sized, in place of its stand-in's."""
+    """Store the size of the real model, by which tasks are sized, in place of its stand-in's."""
     runs.set_values(conn, runs.by_name(conn, name).id, parameters=parameters)
 
 
@@ -193,7 +195,7 @@ class _Simulation:
             table["dataset"] = dataset.name
         model = workload.config(table.get("model", {}), dataset)
         real = scenario.model.parameters or _parameters(workload.schema(model))
-        # judged by the real model's size, not the smaller one's
+        # the downlink is chosen by the size of the real model, not of its stand-in
         if isinstance(plan := table.get("plan", {}), dict):
             plan = {**workload.defaults(plan).get("plan", {}), **plan}
             table["plan"] = with_downlink(plan, real * PARAMETER_BYTES)
@@ -259,7 +261,9 @@ class _Simulation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _until_over(self) -> str:
-        """Return the reason of the end; empty when the time was up or every machine has left."""
+        """Wait for the end of the run or of the simulated time; return why the run ended, "" if
+        the time was up.
+        """
         until = self._scenario.hours * 3600
         watch = self._coordinator.signals.watch("versions", f"run:{self._run_id}")
         while (left := until - self._clock.monotonic()) > 0:
@@ -340,7 +344,7 @@ def _parameters(schema: Schema) -> int:
 
 
 def _imagined(scenario: Scenario, kinds: tuple[str, ...]) -> tuple[DatasetManifest | None, Blobs]:
-    """Return a dataset of the right size that no machine reads."""
+    """Return the manifest of a dataset of the right size whose chunks no machine reads."""
     if not kinds:
         return None, {}
     data = scenario.data

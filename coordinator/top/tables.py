@@ -23,7 +23,7 @@ ROWS_MAX = 20  # rows of a table
 NARROWEST = 40  # columns below which lines are cut, not wrapped
 TODO_MAX = 400  # characters of a remedy, which may name a long path
 WIDE = 120  # columns from which a trouble and its remedy share a line
-PARTS = ("audits", "answered audits")  # names of two parts of the queue of recomputes
+PARTS = ("audits", "answered audits")  # queues that the queue of recomputes includes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,7 @@ def _marked(cells: list[str], level: Level) -> list[str]:
 
 
 def runs(overview: Overview, width: int = 1000) -> Iterator[str]:
-    """Return every run, the open ones first."""
-
+    """Return the table of runs, the open ones first."""
     now = overview.at
     name_cells = 32 if width >= 110 else 14
     columns = [
@@ -133,7 +132,7 @@ def runs(overview: Overview, width: int = 1000) -> Iterator[str]:
 
 
 def workers(overview: Overview, width: int = 1000) -> Iterator[str]:
-    """Return the workers: failing ones first, then by newest heartbeat."""
+    """Return the table of workers: failing ones first, then by newest heartbeat."""
     now = overview.at
     columns = [
         MonitorColumn("volunteer", lambda w: _text(w.volunteer, 32)),
@@ -147,13 +146,13 @@ def workers(overview: Overview, width: int = 1000) -> Iterator[str]:
         MonitorColumn("task", lambda w: "-" if w.task is None else str(w.task), True, 90),
         MonitorColumn("run", lambda w: _text(w.run, 24) or "-", False, 72),
     ]
-    rows = [(one, _standing(one)) for one in overview.machines]
+    rows = [(worker, _worker_level(worker)) for worker in overview.machines]
     total = sum(overview.workers.values())
     title = "Workers" + (f" ({len(rows)} of {total:,})" if total > len(rows) else "")
     return _table(title, columns, rows, "No worker yet: `coordinator invite create`", width)
 
 
-def _standing(worker: WorkerLine) -> Level:
+def _worker_level(worker: WorkerLine) -> Level:
     bad = worker.refused + worker.failures
     if not bad:
         return "good"
@@ -161,7 +160,7 @@ def _standing(worker: WorkerLine) -> Level:
 
 
 def merges(overview: Overview, width: int = 1000) -> Iterator[str]:
-    """Return the newest merges of all runs."""
+    """Return the table of the newest merges of all runs."""
     now = overview.at
 
     def staleness(merge: MergeLine) -> str:
@@ -184,12 +183,12 @@ def merges(overview: Overview, width: int = 1000) -> Iterator[str]:
         MonitorColumn("message", lambda m: _text(m.message, 60), False, 100),
     ]
     levels: dict[str, Level] = {"failed": "bad", "abandoned": "watch"}
-    rows = [(one, levels.get(one.state, "good")) for one in overview.merges]
+    rows = [(merge, levels.get(merge.state, "good")) for merge in overview.merges]
     return _table("Merges", columns, rows, "Nothing was merged yet", width)
 
 
 def refusals(overview: Overview, width: int = 1000) -> Iterator[str]:
-    """Return the refused contributions by reason."""
+    """Return the table of refused contributions by reason."""
     now = overview.at
     columns = [
         MonitorColumn("reason", lambda r: _text(r.reason, 32)),
@@ -197,12 +196,12 @@ def refusals(overview: Overview, width: int = 1000) -> Iterator[str]:
         MonitorColumn("newest", lambda r: age(r.at, now), True),
         MonitorColumn("it said", lambda r: _text(r.newest, 100), False, 72),
     ]
-    rows: list[tuple[Any, Level]] = [(one, "watch") for one in overview.refusals]
+    rows: list[tuple[Any, Level]] = [(refusal, "watch") for refusal in overview.refusals]
     return _table("Refusals", columns, rows, "None was refused", width)
 
 
 def task_counts(overview: Overview, width: int = 1000) -> Iterator[str]:
-    """Return the open tasks by kind and state."""
+    """Return the table of open tasks by kind and state."""
     kinds = sorted({task.kind for task in overview.tasks})
     counted = {(task.kind, task.state): task.count for task in overview.tasks}
     columns = [
@@ -214,7 +213,7 @@ def task_counts(overview: Overview, width: int = 1000) -> Iterator[str]:
 
 
 def failed_tasks(overview: Overview, width: int = 1000) -> Iterator[str]:
-    """Return the discarded tasks, the newest first."""
+    """Return the table of discarded tasks, the newest first."""
     columns = [
         MonitorColumn("task", lambda t: str(t.id), True),
         MonitorColumn("run", lambda t: _text(t.run, 24)),
@@ -223,12 +222,12 @@ def failed_tasks(overview: Overview, width: int = 1000) -> Iterator[str]:
         MonitorColumn("timeouts", lambda t: str(t.timeouts), True, 72),
         MonitorColumn("last", lambda t: _text(t.message, 100)),
     ]
-    rows: list[tuple[Any, Level]] = [(one, "watch") for one in overview.failed]
+    rows: list[tuple[Any, Level]] = [(task, "watch") for task in overview.failed]
     return _table("Failed tasks", columns, rows, "No task has failed for good", width)
 
 
 def replicas(overview: Overview, width: int = 1000) -> Iterator[str]:
-    """Return the serving processes."""
+    """Return the table of serving processes."""
     now = overview.at
 
     def rate(bytes_a_second: float) -> str:
@@ -247,11 +246,11 @@ def replicas(overview: Overview, width: int = 1000) -> Iterator[str]:
         MonitorColumn("claims", lambda r: count(r.figures.claims_waiting), True, 90),
         MonitorColumn("version", lambda r: _text(r.figures.software, 16), False, 110),
     ]
-    rows = [(one, _heard(one, now)) for one in overview.replicas]
+    rows = [(replica, _replica_level(replica, now)) for replica in overview.replicas]
     return _table("Servers", columns, rows, "No server is running", width)
 
 
-def _heard(replica: ReplicaLine, now: float) -> Level:
+def _replica_level(replica: ReplicaLine, now: float) -> Level:
     return "good" if alive(replica, now) else "bad"
 
 
@@ -271,7 +270,7 @@ def troubles(overview: Overview, width: int = 1000) -> Iterator[str]:
         MonitorColumn("what is wrong", lambda t: _text(t.text, 160)),
         MonitorColumn("what to do", lambda t: _text(t.todo, TODO_MAX)),
     ]
-    rows = [(one, one.level) for one in overview.troubles]
+    rows = [(trouble, trouble.level) for trouble in overview.troubles]
     yield from _table("Health", columns, rows, "Nothing is wrong", width)
 
 
@@ -377,7 +376,7 @@ def _answers(figures: Any) -> str:
 
 
 def lines(overview: Overview, width: int = 1000) -> Iterator[str]:
-    """Yield the lines of the picture, the most important first: verdict, troubles, runs, refused
+    """Yield the lines of the monitor, the most important first: verdict, troubles, runs, refused
     and failed work.
     """
     at = datetime.fromtimestamp(overview.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -20,7 +20,7 @@ from shared.errors import Configuration, Unauthorized, VolunteerError
 if TYPE_CHECKING:
     from coordinator.rules.overview import Overview
 
-EVERY_S = 1.0
+EVERY_S = 1.0  # interval of pictures
 LATE_S = 6.0  # age from which a picture is marked as old
 FORGET, QUIT = "f", "q"
 ASKING = "asking the coordinator"
@@ -33,8 +33,7 @@ Connect = Callable[[], AbstractAsyncContextManager[CommandSender]]
 async def pictures(
     connect: Connect, clock: Clock, typed: set[str]
 ) -> AsyncIterator[tuple[Overview | None, str]]:
-    """Yield the newest overview once a second, with the reason why it is old; "" for a new
-    one.
+    """Yield the newest overview once a second, with the reason why it is stale, "" if it is not.
 
     FORGET among the typed keys has the coordinator forget the silent servers first.
     Raises Configuration, Unauthorized where there has been no overview yet.
@@ -70,9 +69,12 @@ async def pictures(
         await clock.sleep(EVERY_S)
 
 
-def drawn(overview: Overview | None, old: str, width: int, height: int = 0) -> Text:
+def monitor_text(overview: Overview | None, stale_reason: str, width: int, height: int = 0) -> Text:
     """Return a picture as text, cut off at the terminal's end; with a height, the keys below."""
-    rows = [*([old] if old else []), *(lines(overview, width) if overview is not None else ())]
+    rows = [
+        *([stale_reason] if stale_reason else []),
+        *(lines(overview, width) if overview is not None else ()),
+    ]
     if height:
         rows = [*rows[: height - 1], *[""] * (height - 1 - len(rows)), KEYS]
     return Text("\n".join(rows), no_wrap=True, overflow="crop")
@@ -115,17 +117,17 @@ def typing(typed: set[str]) -> Iterator[bool]:
 
 
 def watch(connect: Connect, hint: Callable[[str], str]) -> int:
-    """Draw until `q` or ctrl+c, with commands that `hint` completes. Raises errors of the first
-    connection.
+    """Draw until `q` or ctrl+c; `hint` completes the commands in the text. Raises the errors of the
+    first connection.
     """
 
     async def draw() -> None:
         typed: set[str] = set()
         with typing(typed) as keys:
-            screen.update(drawn(None, ASKING, screen.console.size.width), refresh=True)
+            screen.update(monitor_text(None, ASKING, screen.console.size.width), refresh=True)
             async for overview, old in pictures(connect, SystemClock(), typed):
                 size = screen.console.size
-                screen_text = drawn(overview, old, size.width, size.height if keys else 0)
+                screen_text = monitor_text(overview, old, size.width, size.height if keys else 0)
                 screen_text.plain = hint(screen_text.plain)
                 screen.update(screen_text, refresh=True)
 

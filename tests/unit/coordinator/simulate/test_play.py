@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from coordinator.simulate import loop
-from coordinator.simulate.prediction import PlayFigures, Prediction, predict, told
+from coordinator.simulate.prediction import PlayFigures, Prediction, predict, prediction_text
 from coordinator.simulate.scenario import from_table
 from coordinator.simulate.simulation import SimulationResult, simulate
 from shared.errors import InvalidRunFile
@@ -64,7 +64,7 @@ def test_machines_that_play_set_the_pace_and_versions_follow(
     taught = 7200 * 20 * (4.0 if unit == "game" else 2.0)
     assert found.versions_per_hour == pytest.approx(taught / size, rel=0.15)
     assert sum(trace.verdicts["accepted"] for trace in result.traces[1:]) > 40
-    assert f"{unit}s per hour" in told(found)
+    assert f"{unit}s per hour" in prediction_text(found)
 
 
 def test_one_judge_bounds_many_players() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.simulate import loop
-from coordinator.simulate.prediction import Prediction, predict, tried
+from coordinator.simulate.prediction import Prediction, helpful_remedy, predict
 from coordinator.simulate.remedies import remedies
 from coordinator.simulate.scenario import from_table
 from coordinator.simulate.simulation import Hooks, SimulationResult, simulate
@@ -54,7 +54,7 @@ def test_advice_changes_the_figure_that_it_names(
     def hooks(remedy: str) -> Hooks:
         return Hooks(on_version=lambda head: names.append(remedy))
 
-    advice = tried(outcome, before, hooks)
+    advice = helpful_remedy(outcome, before, hooks)
     assert key in advice
     assert advice.startswith(names[-1])  # a person sees which change is being tried
     figures = re.search(r"at work (\d+)%, not (\d+)%", advice)
@@ -69,7 +69,7 @@ def busy(prediction: Prediction) -> int:
 
 def test_devices_that_are_the_limit_get_no_advice() -> None:
     outcome = played({}, {"local_steps": 60})
-    assert tried(outcome, predict(outcome), lambda remedy: Hooks()) == ""
+    assert helpful_remedy(outcome, predict(outcome), lambda remedy: Hooks()) == ""
 
 
 def test_no_advice_asks_for_more_steps_than_learn() -> None:

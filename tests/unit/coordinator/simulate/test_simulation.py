@@ -14,7 +14,7 @@ import pytest
 from coordinator.cli.main import app
 from coordinator.rules import sizing
 from coordinator.simulate import loop
-from coordinator.simulate.prediction import Prediction, predict, told
+from coordinator.simulate.prediction import Prediction, predict, prediction_text
 from coordinator.simulate.scenario import example, from_table, parse
 from coordinator.simulate.simulation import Hooks, MergedHead, SimulationResult, simulate
 from shared.errors import BadRequest, Internal, InvalidRunFile
@@ -205,7 +205,7 @@ def test_a_run_that_reaches_its_end_ends_the_simulation() -> None:
 
 def test_people_get_figures_and_a_line_for_each_machine() -> None:
     outcome = played()
-    text = told(predict(outcome))
+    text = prediction_text(predict(outcome))
     assert "versions per hour" in text
     assert "bottleneck" in text
     assert len(text.partition("in vain\n")[2].splitlines()) == 2
@@ -214,7 +214,9 @@ def test_people_get_figures_and_a_line_for_each_machine() -> None:
 @pytest.mark.parametrize(("quorum", "least"), [(1, 1), (2, 1), (2, 2)])
 def test_people_are_warned_of_versions_that_are_one_members_alone(quorum: int, least: int) -> None:
     plan = RUN["plan"] | {"quorum": quorum, "min_contributions": least}
-    text = told(predict(played(run=RUN | {"data": {"at": "members"}, "plan": plan}, hours=0.02)))
+    text = prediction_text(
+        predict(played(run=RUN | {"data": {"at": "members"}, "plan": plan}, hours=0.02))
+    )
     assert ("one member's change alone" in text) == (least == 1)
 
 

@@ -30,7 +30,7 @@ from coordinator.rules.overview import (
     WorkerLine,
 )
 from coordinator.top import tables
-from coordinator.top.watch import drawn, pictures, typing
+from coordinator.top.watch import monitor_text, pictures, typing
 from shared.errors import Configuration, Unreachable, VolunteerError
 from tests.support.virtual_clock import VirtualClock
 
@@ -158,7 +158,7 @@ class Watched:
             while not coming.done():
                 await self.clock.advance(1.0)
             seen, old = coming.result()
-        return drawn(seen, old, 100).plain
+        return monitor_text(seen, old, 100).plain
 
 
 # --- text ---
@@ -260,7 +260,7 @@ async def test_a_wrong_place_ends_the_monitor_with_its_error() -> None:
 
 @pytest.mark.parametrize("width", [1, 60, 80, 120, 300])
 def test_any_width_is_drawn(width: int) -> None:
-    said = drawn(picture(), "", width).plain
+    said = monitor_text(picture(), "", width).plain
     assert "stdlib-gpt" in said
     assert ("MADE/H" in said) == (width >= 130)
 
@@ -270,7 +270,7 @@ def test_80_columns_show_who_is_at_work_and_what_waits_whatever_a_run_is_called(
         RUN, name="a-very-long-name-of-a-run-that-goes-on-and-on-for-sixty-four-cells",
         todo=12_345, doing=4_321, accepted=1_234, failed=9_876, head_at=NOW - 86_000,
     )  # fmt: skip
-    lines = drawn(picture(runs=(longest,)), "", 80, 24).plain.splitlines()
+    lines = monitor_text(picture(runs=(longest,)), "", 80, 24).plain.splitlines()
     (head,) = (line for line in lines if "WORKERS" in line and "TODO" in line)
     row = lines[lines.index(head) + 1]
     for name in ("WORKERS", "TODO", "DOING", "MERGING", "FAILED", "NEWEST"):
@@ -287,7 +287,7 @@ def test_refusals_failures_and_remedies_are_on_the_first_screen(width: int) -> N
     silent = msgspec.structs.replace(replica, beat_at=NOW - 300)
     many = tuple(msgspec.structs.replace(picture().merges[1], version=n) for n in range(16))
     seen = picture(merges=many, replicas=(silent,))
-    screen = drawn(seen, "", width, 24).plain.splitlines()
+    screen = monitor_text(seen, "", width, 24).plain.splitlines()
     text = " ".join(" ".join(line[:width] for line in screen).split())
     for words in ("`coordinator serve`", "Refusals", "norm", "Failed tasks", "977"):
         assert words in text, words
@@ -296,7 +296,7 @@ def test_refusals_failures_and_remedies_are_on_the_first_screen(width: int) -> N
 
 
 def test_a_single_trouble_is_told_once_on_a_narrow_screen() -> None:
-    text = drawn(picture(), "", 80).plain
+    text = monitor_text(picture(), "", 80).plain
     assert text.count("task failed for good") == 1
 
 
