@@ -1,5 +1,5 @@
-"""Batches of requests: those that arrive while others are served are served together next, so that
-many cost one transaction.
+"""Batches of requests: requests that arrive while others are served are served together next, so
+that many cost one transaction.
 """
 
 from __future__ import annotations

@@ -364,7 +364,7 @@ class Coordinator(Platform):
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Run the background jobs inside the block; leaving it stops them, and cancels those
+        """Run the background jobs inside the block; leaving it stops them, and cancels jobs
         that have not ended after STOP_S.
         """
         tasks = [
@@ -388,8 +388,8 @@ class Coordinator(Platform):
 
 
 def _computing(separate: bool) -> tuple[Compute, ...]:
-    """Return what computes evaluations, checks, recomputes, and recomputes aside: one each, so that
-    a verdict waits for no other work.
+    """Return a `Compute` each for evaluations, checks, recomputes and recomputes aside, so that a
+    verdict waits for no other work.
     """
     return (
         Compute("evaluation", torch_threads=half_the_cores(), separate=separate),
@@ -431,7 +431,7 @@ async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> D
 
 
 def _file_left(settings: Settings) -> Path | None:
-    """Return a file that an earlier coordinator left beside its database, or None."""
+    """Return a file that an earlier coordinator left next to its database, or None."""
     blobs = Path(settings.blobs_url)
     left = [settings.signing_key_file, *sorted(blobs.glob("*"))] if blobs.is_absolute() else []
     files = (path for top in left for path in (top, *top.rglob("*")) if path.is_file())

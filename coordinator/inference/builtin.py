@@ -123,8 +123,8 @@ class BuiltinEngine:
     async def compare(
         self, request: Generation, tokens: Sequence[int], *, ended: bool
     ) -> tuple[int, int]:
-        """Return how many tokens of an answer were compared, and how many of them the version
-        would not have chosen. `ended` says that the answer ended after these tokens.
+        """Return the number of compared tokens of an answer, and of tokens among these that the
+        version would not have chosen. `ended` says that the answer ended after these tokens.
         """
         order = messages.Compare(
             id=_id(),

@@ -119,7 +119,7 @@ class AnswerDraws:
             self._tasks[name] = asyncio.create_task(job())
 
     async def _queue_drawn(self) -> None:
-        """Queue the drawn answers of settled requests, and a share of those that were not paid."""
+        """Queue the drawn answers of settled requests, and a share of the unpaid answers."""
         try:
             while self._settled:
                 request_id = next(iter(self._settled))

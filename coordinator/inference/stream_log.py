@@ -105,7 +105,7 @@ class OrphanStreams:
 
     @classmethod
     def take(cls, folder: Path) -> Self:
-        """Lock and read those logs of a folder that no living process has locked."""
+        """Lock and read the logs of a folder that no living process has locked."""
         orphans = cls()
         for path in sorted(folder.glob("*.slots"))[:FILES_MAX]:
             with suppress(OSError):  # the file's process has just ended, and deleted it

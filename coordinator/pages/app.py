@@ -179,7 +179,7 @@ def _public_error(error: VolunteerError) -> VolunteerError:
 
 
 def routes(coordinator: Coordinator) -> list[Route]:
-    """Return the routes of the pages; without public pages only those that a join link needs."""
+    """Return the routes of the pages; without public pages only the ones of a join link."""
     site = Site(coordinator)
     handles: dict[str, Handle | Stream] = {
         "/join": site.join,

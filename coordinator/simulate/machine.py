@@ -53,7 +53,7 @@ State = Literal["away", "claim", "wait", "down", "prepare", "play", "train", "up
 
 @dataclass(frozen=True, slots=True)
 class LeasedUpdate:
-    """Place of an update among those of its lease: part, try, and if it is the last."""
+    """Place of an update among the updates of its lease: part, try, and if it is the last."""
 
     part: int = 0
     tries: int = 0

@@ -194,7 +194,7 @@ def _play_figures(outcome: SimulationResult, judge: PretendedPlay) -> PlayFigure
 
 
 def _limit(traces: Sequence[Trace], play: PlayFigures) -> Bottleneck:
-    """Return the bottleneck between the machines that play, the judge and those that learn."""
+    """Return the bottleneck between the machines that play, the judge and the learners."""
     unit, judging = f"{play.unit}s", play.judge_busy_share
     if judging >= BUSY_ENOUGH:
         return Bottleneck("judge", f"the judge: it checks {unit} {judging:.0%} of the time")

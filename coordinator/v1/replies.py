@@ -259,7 +259,7 @@ def _label(data: bytes) -> str:
 
 
 def _alternatives(token: TokenLogprob) -> dict[str, float]:
-    """Return the log-probabilities of the likeliest tokens by label; of those with the same label,
+    """Return the log-probabilities of the likeliest tokens by label; of tokens with the same label,
     such as special tokens (""), that of the likeliest.
     """
     values: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Calls of functions in chats: what a request permits, and how an answer makes them."""
+"""Calls of functions in chats: permission in a request, form in an answer."""
 
 from __future__ import annotations
 

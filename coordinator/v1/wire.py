@@ -96,7 +96,7 @@ def _without_neutral(raw: dict[str, Any], read: Collection[str]) -> dict[str, An
 
 
 def _prompt_list(prompt: Any) -> Any:
-    """Return a list of prompts as it is; of a single prompt (a text or tokens), a list of it."""
+    """Return a list of prompts unchanged, and a single prompt (a text or tokens) in a list."""
     is_list = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list))
     return prompt if is_list else [prompt]
 

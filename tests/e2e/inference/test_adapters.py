@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from coordinator.database import runs
-from coordinator.inference.answers import OWN, PLAIN, TOKENIZERS
+from coordinator.inference.answers import PLAIN_CHAT, RUN_TEMPLATE, TOKENIZER_TEMPLATE
 from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import ChatPrompt, ModelVersion
 from coordinator.services import Coordinator
@@ -148,7 +148,7 @@ async def test_a_conversation_is_written_by_the_template_of_its_tokenizer(tmp_pa
         assert whole.usage.prompt_tokens == len(tokens)
         assert "".join(parts) == whole.choices[0].message.content
         card = (await client.models.retrieve("tiny")).model_dump()
-        assert TOKENIZERS in card["description"]
+        assert TOKENIZER_TEMPLATE in card["description"]
         refusals: list[tuple[Any, str]] = [
             ([{"role": "assistant", "content": "hi"}], "a user begins"),
             ([{"role": "user", "content": "for ever"}], "does not come to an end"),
@@ -160,7 +160,7 @@ async def test_a_conversation_is_written_by_the_template_of_its_tokenizer(tmp_pa
         assert (await client.chat.completions.create(**wish)).choices == whole.choices
         house.coordinator.answers.connect(house.engine)  # that knows no templates
         plain = (await client.models.retrieve("tiny")).model_dump()
-        assert PLAIN in plain["description"]
+        assert PLAIN_CHAT in plain["description"]
         await engine.close()
         await house.sound()
 
@@ -169,7 +169,7 @@ async def test_the_template_of_a_run_goes_before_that_of_its_tokenizer(tmp_path:
     own = '[serve.chat]\nuser = "{content}"\nreply = ""\n'
     async with talking(tmp_path, own) as house, house.client() as client:
         house.engine.templates = True
-        assert OWN in (await client.models.retrieve("tiny")).model_dump()["description"]
+        assert RUN_TEMPLATE in (await client.models.retrieve("tiny")).model_dump()["description"]
         said = await client.chat.completions.create(
             model="tiny", messages=TURNS[1:], max_tokens=2, seed=3
         )

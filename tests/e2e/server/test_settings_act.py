@@ -151,7 +151,7 @@ def test_models_at_another_server_have_the_names_that_the_settings_say(tmp_path:
         inference_models="mine@4=tuned, yours=base-{version}",
     )
     there = upstream(settings)
-    assert there.newest() == {"mine": 4}
+    assert there.pinned_versions() == {"mine": 4}
     asked = [("mine", 4), ("mine", 5), ("yours", 7), ("another", 1)]
     models = [ModelVersion(run_id=1, run=run, version=version) for run, version in asked]
     assert list(map(there.name_of, models)) == ["tuned", "mine@5", "base-7", "another@1"]
