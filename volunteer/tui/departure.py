@@ -66,7 +66,7 @@ class Departure:
             self.stop(how)
 
     def stop(self, how: How) -> None:
-        """End the volunteer; then the program ends."""
+        """Request the end of the volunteer; the program ends after it."""
         app = self._app
         if app.control is None or app.ended:
             app.exit(self.exit_code)

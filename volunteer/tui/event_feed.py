@@ -58,7 +58,7 @@ class EventFeed:
         return self._task.done() or self.view.ended is not None
 
     def close(self) -> None:
-        """Stop following."""
+        """Cancel the tasks that follow events and load history."""
         for task in (self._task, *self._history_tasks):
             task.cancel()
 

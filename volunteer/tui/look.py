@@ -1,4 +1,4 @@
-"""Appearance of the screens: theme and characters."""
+"""Appearance of the screens: theme, language and plain characters."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Page(Screen[None]):
         return True
 
     def show(self, scene: Scene, *, at_once: bool = False, hurried: bool = False) -> None:
-        """Draw a scene on the panels that are due, on all of them (`at_once`), or on the quick ones
+        """Draw a scene on the panels that are due, on all panels (`at_once`), or on the quick panels
         (`hurried`).
         """
         for panel in panels(self):

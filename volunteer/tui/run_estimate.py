@@ -1,4 +1,4 @@
-"""Estimate of a run on a device: memory, time of a step, credits an hour."""
+"""Estimate of a run on a device: if it fits, the time of a step, and the credits an hour."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MachinePace(msgspec.Struct, frozen=True, kw_only=True):
-    """Speed of this machine in its last trained tasks."""
+    """Speed and pay of one device in its last tasks."""
 
     device: str
     tasks: int
@@ -215,6 +215,7 @@ def _estimate_from_steps(
 def _estimate_from_benchmark(
     info: RunInfo, devices: Sequence[Device], benchmarks: Sequence[Benchmark]
 ) -> RunEstimate:
+    """Return the estimate from the FLOPs of a step and the benchmark of the fastest device."""
     speeds = {b.device: b.step_flops for b in benchmarks if b.step_flops > 0}
     best = max(devices, key=lambda device: speeds.get(device.id, 0.0))
     speed = speeds.get(best.id)

@@ -63,7 +63,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentView(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of all screens."""
+    """Content of all screens: the status, and the data that `reduce` builds up from events."""
 
     status: Status = Status()
     curves: tuple[Curve, ...] = ()  # newest task last
@@ -200,6 +200,7 @@ def _apply(view: AgentView, event: AnyEvent) -> AgentView:
 
 
 def _add_training(view: AgentView, event: events.Training) -> AgentView:
+    """Return the view with a training step: its loss on the task's curve, and its speed."""
     if event.steps_per_s > 0:  # a task has no rate before its first step
         speeds = (*view.speeds.get(event.device, ()), event.steps_per_s)[-SPEEDS_MAX:]
         view = replace(view, speeds={**view.speeds, event.device: speeds})
@@ -271,6 +272,7 @@ def _with_model(view: AgentView, model: ModelView) -> AgentView:
 
 
 def _add_loss(view: AgentView, event: events.LossMeasured) -> AgentView:
+    """Return the view with an evaluated version: its loss, sample and picture."""
     model = _model(view, event.run)
     points = insert_point(model.points, (float(event.version), event.loss))
     changes: dict[str, object] = {"points": points}
@@ -315,6 +317,7 @@ def insert_point(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
 
 
 def _add_verdict(view: AgentView, verdict: Verdict) -> AgentView:
+    """Return the view with the version that merged work of this volunteer marked as such."""
     if verdict.state != "merged" or verdict.version is None:
         return view
     model = _model(view, verdict.run)

@@ -137,6 +137,7 @@ class PlayApp(App[int]):
     # --------------------------------------------------------------------------- the game
 
     async def _sit(self, version: int | None) -> None:
+        """Load a version as opponent; the game continues if the version plays by the same rules."""
         seated = await self._opponent.sit(version)
         same = (seated.size, seated.win) == (self.game.size, self.game.win)
         self.game = replace(

@@ -47,7 +47,7 @@ COLUMNS = (
 
 
 class DevicePage(QueryPage):
-    """Page of the devices."""
+    """Device page: a table of devices, and the state, benchmark and tasks of the chosen one."""
 
     NAME = "device"
     AUTO_FOCUS = "#devices"

@@ -58,7 +58,7 @@ class Tail(Listing):
 
 
 class LogPage(Page):
-    """Page of the log."""
+    """Log page: a filtered table of events, and the event under the cursor in full."""
 
     NAME = "log"
     AUTO_FOCUS = "#entries"

@@ -58,7 +58,7 @@ VerdictPage = tuple[tuple[Verdict, ...], str]
 
 
 class History(QueryPage):
-    """Page of contributions and credits."""
+    """Credits page: a table of contributions, the chosen one in detail, and the totals."""
 
     NAME = "history"
     AUTO_FOCUS = "#work"

@@ -43,7 +43,7 @@ ROLES = {"training": "good", "online": "text", "paused": "warn"}
 
 
 class MachinesPage(QueryPage):
-    """Page of the machines of this account."""
+    """Machines page, opened over the device page; its keys send orders to other machines."""
 
     NAME = "device"
     AUTO_FOCUS = "#machines"

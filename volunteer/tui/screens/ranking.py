@@ -34,7 +34,7 @@ COLUMNS = (
 
 
 class LeaderboardPage(QueryPage):
-    """Page of the leaderboard."""
+    """Ranks page: the leaderboard of 7 days, 30 days or all time, and this volunteer's place."""
 
     NAME = "leaderboard"
     AUTO_FOCUS = "#ranks"

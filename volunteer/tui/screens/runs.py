@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 class RunsPage(QueryPage):
-    """Page of the runs."""
+    """Runs page: a table of runs, and the details and the curve of the one under the cursor."""
 
     NAME = "runs"
     AUTO_FOCUS = "#list"

@@ -32,7 +32,7 @@ OVERRULED = {"flag": N_("the command line"), "environment": N_("the environment"
 
 
 class SettingsPage(QueryPage):
-    """Page of the settings."""
+    """Settings page: the list of settings, and the help of the one under the cursor."""
 
     NAME = "settings"
     AUTO_FOCUS = "Listing"

@@ -196,7 +196,7 @@ class SamplesPage(Page):
         self._show_versions()
 
     def _show_versions(self) -> None:
-        """Show the chosen versions."""
+        """Give the chosen versions to both views, and draw the page."""
         if not self.is_attached:
             return
         self._arrange(self.app.size.width)

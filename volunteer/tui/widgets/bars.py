@@ -202,7 +202,7 @@ def key_line(
 
 
 def _word(command: keys.KeyCommand, scene: Scene) -> str:
-    """Return the word for a key's present effect."""
+    """Return the word for a key's effect: "resume" for pause while paused."""
     if command.action == "pause" and scene.view.status.paused(scene.device):
         return _("resume")
     if command.action == "finish" and scene.view.status.finishing:

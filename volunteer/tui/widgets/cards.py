@@ -41,7 +41,7 @@ NAME_CELLS = 9
 
 
 def fact(name: str, *spans: Span) -> Line:
-    """Return a name and its value as a line."""
+    """Return a line with a name in `NAME_CELLS` and the spans of its value."""
     return ((left(name, NAME_CELLS), "dim"), *spans)
 
 
@@ -67,6 +67,7 @@ def device_of(scene: Scene) -> Device | None:
 
 
 def device_lines(scene: Scene, cells: int, height: int) -> list[Line]:
+    """Return name, state, speed, memory and sensor readings of the shown device."""
     device = device_of(scene)
     if device is None:
         return centred(_("looking at this machine"), cells, height)
@@ -138,7 +139,7 @@ def power_span(sensed: Sensed) -> Span:
 
 
 class CreditsCard(Panel):
-    """Card of the credits."""
+    """Card of the account: balance, today's and pending credits, rank."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
@@ -157,6 +158,7 @@ class CreditsCard(Panel):
 
 
 def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
+    """Return the balance, in big digits if there is room, then today's pay, rank and work."""
     me = scene.view.status.me
     if me is None:
         text = _("credits appear here when your first contribution has been checked")
@@ -214,6 +216,7 @@ class RunCard(Panel):
 
 
 def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
+    """Return the facts of this machine's run, the most important first, then of this session."""
     view = scene.view
     run = view.run()
     info, beat, model = view.info(run), view.beat(run), view.models.get(run)

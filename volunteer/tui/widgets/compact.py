@@ -21,6 +21,7 @@ class Brief(Panel):
 
 
 def brief(scene: Scene, cells: int, height: int) -> list[Line]:
+    """Return state, task, credits, connection and run as lines, the most important first."""
     view, glyphs = scene.view, scene.glyphs
     state = activity(view, scene.now, glyphs, scene.device)
     link = connection(view, scene.now, glyphs)

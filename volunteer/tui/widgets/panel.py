@@ -29,7 +29,7 @@ from volunteer.tui.view import AgentView
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of a panel: the view, the time, and the display settings."""
+    """All data that a panel draws: the view, the time, the glyphs, and the shown device."""
 
     view: AgentView = AgentView()
     now: float = 0.0  # UTC epoch seconds of this machine

@@ -13,7 +13,7 @@ from volunteer.i18n.catalogue import _
 
 
 class Field(Input):
-    """Text input without a blinking cursor."""
+    """Text input whose cursor does not blink, so that nothing is drawn while nobody types."""
 
     cursor_blink = reactive(False, init=False)
     brief: ClassVar[bool] = False  # True for an input that enter and escape close

@@ -117,7 +117,7 @@ def stage_share(task: TaskStatus) -> float:
 
 
 def progress_line(scene: Scene, task: TaskStatus, cells: int) -> Line:
-    """Return bar, per cent, and steps or bytes."""
+    """Return a bar of the present stage, its per cent, and its steps or bytes."""
     if task.phase in ("fetch", "upload") and task.total_bytes > 0 and not fetched(task):
         done = _(
             "{done} of {all}",
@@ -174,7 +174,7 @@ def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
 
 
 def _row(facts: Sequence[tuple[str, str, str]], cells: int) -> Line:
-    """Return as many names, values and units as fit, in columns."""
+    """Return a row of `facts` (name, value, unit), in columns; facts without room are left out."""
     spans: list[Span] = []
     used = 0
     wide = cells // 4 if cells >= 68 else 0
