@@ -72,7 +72,7 @@ def new_folder(
             finally:
                 delete_folder(unfinished, "scratch")
     except BaseException as error:
-        if not existed and not any(to.iterdir()):
+        if not existed and to.is_dir() and not any(to.iterdir()):
             delete_empty_folder(to, "scratch")
         if _no_room(error):
             raise StorageFull(

@@ -18,6 +18,7 @@ from coordinator.database.ledger import gifts, payments
 from coordinator.inference import answerers
 from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
 from coordinator.inference.volunteer_engine import VolunteerEngine
+from coordinator.rules.nicknames import skeleton
 from shared import decoding
 from shared.clock import SystemClock
 from shared.protocol.inference import NewKey
@@ -70,14 +71,14 @@ async def machine(path: Path, made: Answering, name: str) -> AsyncIterator[Proce
 
 
 async def id_of(made: Answering, name: str) -> str:
-    who, _ = await made.coordinator.volunteers.public(name)
-    return str(who)
+    row = await made.coordinator.db.read(lambda conn: store.find(conn, "", skeleton(name)))
+    return row.id
 
 
 async def standing(made: Answering, name: str) -> str:
     who = await id_of(made, name)
-    found = await made.coordinator.db.read(lambda conn: store.by_id(conn, who))
-    return str(found.standing)
+    row = await made.coordinator.db.read(lambda conn: store.find(conn, who, ""))
+    return row.standing
 
 
 async def balance(made: Answering, name: str) -> payments.Balances:
