@@ -259,12 +259,9 @@ class DevicePage(QueryPage):
         control, device = self.volunteer.control, self._device()
         if control is None or device is None:
             return
-        pauses = [p for p in self.volunteer.view.status.pauses if p.device == device.id]
-        self.volunteer.command(
-            control.do(commands.Resume(device=device.id))
-            if pauses
-            else control.do(commands.Pause(device=device.id))
-        )
+        paused = any(pause.device == device.id for pause in self.volunteer.view.status.pauses)
+        order = commands.Resume if paused else commands.Pause
+        self.volunteer.command(control.do(order(device=device.id)))
 
     def action_duty(self, change: int) -> None:
         """Change the share of working time of the device under the cursor."""

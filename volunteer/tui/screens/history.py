@@ -22,7 +22,7 @@ from volunteer.i18n.formats import credit
 from volunteer.tui import keys
 from volunteer.tui.page import SEARCH
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
-from volunteer.tui.text import Line, clock_time, fit, left, paragraph, percent, when, wrap
+from volunteer.tui.text import Line, clock_time, fit, left, paragraph, percent, when
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
 from volunteer.tui.widgets.recent_work import VERDICTS, outcome, reason_of
@@ -280,7 +280,7 @@ def detail_lines(
     if verdict.reason:
         lines.append(_fact(_("check"), printable(verdict.reason, 60)))
     why = reason_of(verdict, paid=state == "paid")
-    lines += [((text, "text"),) for text in wrap(why, cells, 5) if why]
+    lines += paragraph(why, cells, 5) if why else []
     lines.append(stages_line(state, scene))
     lines.append(
         _fact(
@@ -301,20 +301,20 @@ def detail_lines(
 
 
 def total_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return the balance, and the pending, earned and spent credits."""
+    """Return the balance, the credits owed, pending, at stake, earned and spent, and the work."""
     me = scene.view.status.me
     if me is None:
         sentence = _("credits appear here when your first contribution has been checked")
         return paragraph(sentence, cells, height, "dim")
-    lines: list[Line] = [
-        _fact(_("balance"), credit(me.balance_micro), "value"),
-        _fact(_("pending"), credit(me.pending_micro), "warn" if me.pending_micro else "text"),
-        _fact(_("today"), f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"),
-    ]
-    if me.escrow_micro:
-        lines.insert(2, _fact(_("at stake"), credit(me.escrow_micro), "warn"))
+    lines = [_fact(_("balance"), credit(me.balance_micro), "value")]
     if me.debt_micro:
-        lines.insert(1, _fact(_("owed"), credit(me.debt_micro), "bad"))
+        lines.append(_fact(_("owed"), credit(me.debt_micro), "bad"))
+    pending_role = "warn" if me.pending_micro else "text"
+    lines.append(_fact(_("pending"), credit(me.pending_micro), pending_role))
+    if me.escrow_micro:
+        lines.append(_fact(_("at stake"), credit(me.escrow_micro), "warn"))
+    today_role = "good" if me.today_micro else "text"
+    lines.append(_fact(_("today"), f"+{credit(me.today_micro)}", today_role))
     lines.append(_fact(_("earned"), credit(me.earned_micro)))
     lines.append(_fact(_("spent"), credit(me.spent_micro)))
     if me.held_micro:
@@ -335,11 +335,8 @@ def total_lines(scene: Scene, cells: int, height: int) -> list[Line]:
             ),
         )
     )
-    for sentence in (
-        escrow_words(me),
-        debt_words() if me.debt_micro else "",
-    ):
-        lines += [((text, "dim"),) for text in wrap(sentence, cells, height) if sentence]
+    for sentence in (escrow_words(me), debt_words() if me.debt_micro else ""):
+        lines += paragraph(sentence, cells, height, "dim") if sentence else []
     return lines[:height]
 
 
