@@ -72,13 +72,13 @@ async def machine(path: Path, made: Answering, name: str) -> AsyncIterator[Proce
 
 async def id_of(made: Answering, name: str) -> str:
     row = await made.coordinator.db.read(lambda conn: store.find(conn, "", skeleton(name)))
-    return row.id
+    return str(row.id)
 
 
 async def standing(made: Answering, name: str) -> str:
     who = await id_of(made, name)
     row = await made.coordinator.db.read(lambda conn: store.find(conn, who, ""))
-    return row.standing
+    return str(row.standing)
 
 
 async def balance(made: Answering, name: str) -> payments.Balances:
