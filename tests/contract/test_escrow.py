@@ -353,6 +353,7 @@ async def test_the_organiser_suspends_with_a_reason_and_vouches(
         await people.suspend(NEW, "\x1b \n")
     with pytest.raises(Conflict, match="is not suspended"):
         await people.unsuspend(NEW, "a mistake")
+    await database.write(lambda conn: volunteers.set_volunteer(conn, NEW, draws=9, proofs=9))
     await people.suspend(NEW, "copies of others")
     me = await people.me(Principal(worker_id="worker", volunteer_id=NEW, nickname=NEW))
     assert (me.standing, me.standing_reason) == (
@@ -362,6 +363,7 @@ async def test_the_organiser_suspends_with_a_reason_and_vouches(
     await people.unsuspend(NEW, "a mistake")
     row = await database.read(lambda conn: volunteers.existing(conn, NEW))
     assert (row.standing, row.suspended_reason) == ("probation", "")
+    assert (row.draws, row.proofs) == (0, 0)  # what was proved before brings no standing
     lines = await database.read(lambda conn: record.entries(conn))
     assert [(line.action, json.loads(line.detail)["reason"]) for line in lines] == [
         ("volunteer.unsuspend", "a mistake"), ("volunteer.suspend", "copies of others"),

@@ -77,9 +77,10 @@ def test_signatures_are_those_of_rfc_8032(tmp_path: Path) -> None:
     )
 
 
-def test_a_key_that_others_can_read_is_refused_with_the_remedy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o601])
+def test_a_key_that_others_can_read_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
     SigningKey.load_or_create(tmp_path / "key.pem")
-    (tmp_path / "key.pem").chmod(0o644)
+    (tmp_path / "key.pem").chmod(mode)
     with pytest.raises(Configuration, match="chmod 600"):
         SigningKey.load_or_create(tmp_path / "key.pem")
 
