@@ -183,6 +183,19 @@ async def test_other_processes_are_heard_after_an_error_of_the_database(
     await there.close()
 
 
+async def test_other_processes_are_heard_by_one_that_has_written_nothing(database_url: str) -> None:
+    here, there = await Database.open(database_url), await Database.open(database_url)
+    listening, telling = Signals(), Signals()
+    await telling.connect(there)
+    await listening.connect(here)
+    watch = listening.watch("run:7")
+    await there.write(putting("x"))
+    telling.notify("run:7")
+    assert await watch.wait(60)
+    await here.close()
+    await there.close()
+
+
 async def test_other_processes_are_heard(database_url: str) -> None:
     """Two databases of one address stand for two processes: what one commits and tells wakes the
     other.

@@ -154,7 +154,7 @@ class SqliteRunner:
         self._file = _identity(path)
         self._closing = False
         self._changed: Callable[[], None] | None = None
-        self._version = -1
+        self._version = 0  # SQLite's data version, read on this connection
         self._peeked = 0.0
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._loop, name="db-write", daemon=True)
@@ -233,7 +233,12 @@ class SqliteRunner:
 
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
         loop = asyncio.get_running_loop()
-        self._changed = lambda: _call(loop, deliver, None)
+
+        def listen(connection: Connection) -> None:
+            self._version = _data_version(connection)  # every commit after this one is news
+            self._changed = lambda: _call(loop, deliver, None)
+
+        await self.write(listen)
         return lambda topic: None  # other processes see the commits themselves
 
     async def close(self) -> None:
@@ -378,6 +383,7 @@ class SqliteRunner:
             self._connection.invalidate()
             self._connection.close()
             self._connection = None
+            self._version = -1  # another connection counts anew, so the next look is news
 
     def _peek(self) -> None:
         """Notify of commits by other processes, which change SQLite's data version."""
@@ -387,11 +393,10 @@ class SqliteRunner:
         self._peeked = now
         try:
             self._check_file()
-            driver: Any = self._open().connection.driver_connection
-            version = int(driver.execute("PRAGMA data_version").fetchone()[0])
+            version = _data_version(self._open())
         except (DBAPIError, sqlite3.Error, Unavailable):
             return  # the next write meets the same failure and reports it
-        if self._version not in (-1, version):
+        if version != self._version:
             self._changed()
         self._version = version
 
@@ -415,6 +420,12 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _data_version(connection: Connection) -> int:
+    """Return SQLite's count of the commits that other connections made."""
+    driver: Any = connection.connection.driver_connection
+    return int(driver.execute("PRAGMA data_version").fetchone()[0])
 
 
 def _in_transaction(connection: Connection) -> bool:
