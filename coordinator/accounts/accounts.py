@@ -460,7 +460,9 @@ class Volunteers:
         return await self._write(change)
 
     async def reissue(self, who: str) -> NewCode:
-        """Revoke all secrets and keys of an account; return a one-day code for its owner."""
+        """Revoke all secrets and keys of an account; return a one-day code for its owner. Raises
+        Banned for an account that is not active.
+        """
         now = self._clock.now()
         code, until = codes.new_code(codes.INVITE_CHARS), now + REISSUE_S
         hashed = codes.code_hash(code)

@@ -60,7 +60,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(request: RegisterRequest) -> None:
-    """Refuse a registration on the checks that need no database."""
+    """Check a registration as far as that needs no database. Raises BadRequest, UpgradeRequired."""
     codes.check_id("volunteer_id", request.volunteer_id)
     codes.check_id("worker_id", request.worker_id)
     codes.check_secret(request.secret)
@@ -94,7 +94,9 @@ def register(
 def _admit(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registration | None:
-    """Register a new volunteer or machine; None if another request has registered it."""
+    """Register a new volunteer or machine; return None if another request has registered it. Raises
+    InvalidCode, Conflict, and the errors of `_linked`.
+    """
     code = None
     if request.code:
         code = code_rows.usable(conn, codes.code_hash(request.code), now)
@@ -122,7 +124,9 @@ def _admit(
 
 
 def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
-    """Return the account of a link code."""
+    """Return the account of a link code. Raises InvalidCode if the account is gone, Banned,
+    Forbidden if it has its most machines.
+    """
     account = store.by_id(conn, code.volunteer_id or "")
     if account is None or account.state == "forgotten":
         raise InvalidCode("the account of this code is gone")

@@ -199,7 +199,9 @@ def _copy(response: httpx.Response, file: BinaryIO) -> None:
 
 
 def _good(response: httpx.Response) -> bytes:
-    """Return the body of a reply with a good status. Raises the error of any other."""
+    """Return the body of a reply with a good status. Raises the server's error for any other
+    status, and Internal for a reply that cannot be read.
+    """
     data = bytearray()
     for piece in response.iter_raw(COPY_BYTES):
         data += piece

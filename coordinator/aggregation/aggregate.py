@@ -172,7 +172,7 @@ def merge(
     The rule merges parameters. Buffers, which are absolute values, are merged by the median of each
     element (of two contributions by the weighted mean) whatever the rule, so that no minority
     changes a variance. Counters are left to `merge_counters`. Raises NotFinite, which names the
-    contributions to leave out.
+    contributions to leave out. A counter in `grid` raises ValueError.
     """
 
     def work(piece: TensorPiece, out: Floats) -> MergedPiece:

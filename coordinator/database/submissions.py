@@ -284,7 +284,9 @@ def _split_off(conn: sa.Connection, part: EndedPart, now: float) -> None:
 
 
 def extend_for_retry(conn: sa.Connection, row: ContributionRow, now: float) -> None:
-    """Extend the lease after a late part, to its limit."""
+    """Extend the lease of a task whose update came after a merge, so that the update can be
+    computed again; the lease's `finish_limit` stays its end.
+    """
     again = {"renew_by": now + RENEW_S, "finish_by": tasks.c.finish_limit}
     live = (tasks.c.id == row.task_id) & (tasks.c.state == "doing")
     conn.execute(sa.update(tasks).where(live, tasks.c.attempt == row.attempt).values(**again))

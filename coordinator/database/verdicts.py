@@ -59,7 +59,7 @@ def decide_all(
     """Change the states of contributions and record the verdicts. Several contributions must be
     locked before. The task of a contribution that was accepted, and is not merged after all, goes
     back to the queue. Return the number of changed rows; with several contributions, not every
-    database counts them.
+    database counts them. Raises Conflict for a state that cannot follow the present one.
     """
     if not decided:
         return 0

@@ -128,7 +128,9 @@ def _pair(row: Any) -> tuple[VersionRow, EvaluationRow]:
 
 
 def pace(conn: sa.Connection, run_id: int, head: int) -> tuple[float, float]:
-    """Return the newest version's time and the mean seconds between recent ones (0 for one)."""
+    """Return the newest version's time and the mean seconds between recent ones (0 for one). Raises
+    NotFound for a run without a version.
+    """
     v, first = versions.c, max(0, head - PACE_VERSIONS)
     query = sa.select(v.created_at).where(v.run_id == run_id, v.version.in_((first, head)))
     times = [float(at) for at in conn.execute(query.order_by(v.version)).scalars()]

@@ -233,7 +233,9 @@ async def _volunteer(
 
 
 async def _add_data(run: DemoRun, number: int, directory: Path, home: dict[str, str]) -> None:
-    """Let a volunteer add the files that it keeps, by the command that people type."""
+    """Let a volunteer add the files that it keeps, by the command that people type. Raises
+    Unavailable if the command fails.
+    """
     paths = map(str, run.members_files[number - 1])
     add = [*program("volunteer"), "data", "add", run.name, *paths, "--yes"]
     async with _process(add, directory / f"data-{number}.log", **home) as child:

@@ -226,7 +226,9 @@ class _Server(uvicorn.Server):
         self._signalled = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, with a deadline for TLS handshakes, which uvicorn lacks."""
+        """Start as uvicorn does, with a deadline for TLS handshakes, which uvicorn lacks. Raises
+        Internal if the background jobs cannot begin.
+        """
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             raise Internal("the background jobs could not begin; the log says why")

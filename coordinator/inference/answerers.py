@@ -68,7 +68,9 @@ class AnswerPart:
         self._arrived = asyncio.Event()
 
     def take(self, sent: AnswerTokens) -> bool:
-        """Accept a machine's tokens, repeated ones once; return False if no more are wanted."""
+        """Accept a machine's tokens, repeated ones once; return False if no more are wanted. Tokens
+        after a gap fail the part.
+        """
         if not self.wanted or self.finish:
             return False
         if sent.start > len(self.tokens):
@@ -145,8 +147,8 @@ class Answerers:
                 del self._waiting[waiting.worker_id]
 
     def begin(self, run: str, task: AnswerTask, *, excluded: Collection[str]) -> AnswerPart | None:
-        """Assign a task to a waiting machine whose account is not in `excluded`; return None if
-        there is none. Each volunteer has the same chance, whatever the number of its machines.
+        """Assign a task to a waiting machine whose account is not in `excluded`; return None if no
+        such machine waits. Each volunteer has the same chance, whatever the number of its machines.
         """
         now = self._clock.monotonic()
         self._rests = {worker: until for worker, until in self._rests.items() if until > now}
@@ -176,7 +178,9 @@ class Answerers:
             self._rests[part.worker_id] = self._clock.monotonic() + REST_S
 
     async def tokens(self, principal: Principal, answer: str, request: AnswerTokens) -> AnswerGoOn:
-        """Accept the next tokens of an answer."""
+        """Accept the next tokens of an answer; the reply says if more are wanted, which they are
+        not for an answer that this machine does not give.
+        """
         part = self._parts.get(answer)
         if part is None or part.worker_id != principal.worker_id:
             return AnswerGoOn(go_on=False)

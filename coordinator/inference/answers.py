@@ -208,7 +208,9 @@ class Answers:
         return await self._db.read(read)
 
     async def model(self, asker: Asker, name: str) -> ModelCard:
-        """Return a model by its id. Raises UnknownModel, which names the nearest id, Forbidden."""
+        """Return a model by its id. Raises UnknownModel, whose message names the nearest id;
+        Forbidden; InvalidField if the run generates nothing.
+        """
 
         def read(conn: Connection) -> ModelCard:
             run, version = _resolve(conn, name, asker, self._only)
@@ -219,7 +221,7 @@ class Answers:
     async def find(self, asker: Asker, name: str) -> Servable:
         """Return the version named by a model id, and this asker's tier; count the request.
 
-        Raises UnknownModel, Forbidden, TooManyRequests.
+        Raises UnknownModel, Forbidden, TooManyRequests, InvalidField if the run generates nothing.
         """
 
         def read(conn: Connection) -> Servable:
@@ -396,8 +398,8 @@ def _check_bias(request: TextPrompt, vocabulary: int) -> None:
 
 
 def _volunteers_may_answer(model: Servable, request: TextPrompt) -> bool:
-    """Return True if volunteers' machines may answer: neither private prompts, nor the organiser's,
-    whose free answers would not pay them.
+    """Return True if the run lets volunteers' machines answer, and the prompt is neither private
+    nor the organiser's, whose free answers would not pay them.
     """
     is_private = request.private or model.asker.organiser
     return model.serve.answered_by == "volunteers" and not is_private
@@ -460,7 +462,9 @@ def _may_ask(run: RunRow, asker: Asker, helped: bool) -> bool:
 def _resolve(
     conn: Connection, name: str, asker: Asker, only: Mapping[str, int]
 ) -> tuple[RunRow, int]:
-    """Return the run and the version of a model id. Raises UnknownModel, Forbidden."""
+    """Return the run and the version of a model id. Raises UnknownModel, Forbidden, InvalidField if
+    the run generates nothing.
+    """
     run_name, _, which = name.partition("@")
     by_name = {run.name: run for run in runs.every(conn)}
     run = by_name.get(run_name)

@@ -1,7 +1,8 @@
 """Built-in inference engine: versions answer in a process of its own.
 
 The process starts with the first prompt. When it dies, its running answers raise Unavailable, and
-so do prompts for a time that doubles with each death in a row. The next prompt starts it again.
+so do prompts for a time that doubles with each death in a row. The first prompt after that time
+starts a new process.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ _Events = asyncio.Queue[messages.Event | None]
 
 
 def _renamed(sequence: batch.Sequence) -> batch.Sequence:
-    """Return a sequence with a new id, since two callers may name theirs alike."""
+    """Return a sequence with a new id, since two callers may give their sequences the same id."""
     return msgspec.structs.replace(sequence, id=_id())
 
 
@@ -281,7 +282,9 @@ async def _send(writer: asyncio.StreamWriter, order: messages.Order) -> None:
 
 
 async def _next(events: _Events, expected: type[T]) -> T:
-    """Return the next event, of this kind. Raises the errors of the process."""
+    """Return the next event, of the `expected` kind. Raises the error of an order that failed,
+    Unavailable if the process ended, Internal for an event of another kind.
+    """
     event = await events.get()
     if event is None:
         raise Unavailable("the answer broke off", retry_after_s=RESTART_S)

@@ -42,7 +42,7 @@ log = structlog.get_logger("answers")
 
 
 class Comparer(Protocol):
-    """Compares tokens with the model's; see `BuiltinEngine.compare`."""
+    """Compares the tokens of an answer with the model's tokens; see `BuiltinEngine.compare`."""
 
     async def __call__(
         self, request: Generation, tokens: Sequence[int], *, ended: bool
@@ -69,10 +69,11 @@ class AnswerDraws:
         self._settled: dict[str, None] = {}
         self._queues: dict[str, deque[AccountParts]] = {}  # by account
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by account; "" queues drawn answers
+        # comparisons, keyed by account; "" is the key of the task that queues drawn answers
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def connect(self, compare: Comparer) -> None:
-        """Set the function that compares tokens with the model's."""
+        """Set the function that compares the tokens of an answer with the model's tokens."""
         self._compare = compare
 
     @property

@@ -111,8 +111,8 @@ class AnswerPiece(msgspec.Struct, frozen=True, kw_only=True):
 class InferenceEngine(Protocol):
     """Source of answers to prompts.
 
-    Every method raises Unavailable while the engine cannot compute (with the seconds to wait), and
-    NotFound for a version whose files are gone.
+    Every method raises Unavailable, with the seconds to wait, while the engine cannot compute or
+    the files of a version are gone, and NotFound for a version that is unknown.
     """
 
     @property

@@ -125,7 +125,7 @@ class Meter:
         await self._db.read(lambda conn: self._price(conn, order, store.existing(conn, who), now))
 
     async def begin(self, order: MeteredRequest) -> RunningRequest:
-        """Check a request's rights and limits, and hold its highest price. Raises the refusal."""
+        """Check a request's rights and limits, and hold its highest price. Raises like `_price`."""
         metered = RunningRequest(secrets.token_hex(16), self._clock.monotonic(), order)
         now = self._clock.now()
         self._live[metered.id] = metered
@@ -203,8 +203,9 @@ class Meter:
     def _price(
         self, conn: Connection, order: MeteredRequest, account: VolunteerRow, now: float
     ) -> tuple[bool, int]:
-        """Return True if a request is free, and its highest price in micro-credits. Raises the
-        refusal.
+        """Return True if a request is free, and its highest price in micro-credits. Raises
+        Forbidden for a banned or suspended account, TooManyRequests, InsufficientQuota,
+        Unauthorized for a dead key, BadRequest for a price that nobody can pay.
         """
         if not account.takes_part:
             raise Forbidden("a banned or suspended account gets no answers")

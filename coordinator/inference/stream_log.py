@@ -1,8 +1,9 @@
 """Log of how many tokens a process streams, on its own disk, written before each piece is sent.
 
-The database learns of them once a second, so a `kill -9` would leave up to a second of delivered
-tokens unpaid. Each running request has a slot of a file, which survives the process. No request
-waits until its slot is on the disk: after a loss of power the database's record counts.
+The database learns the number of streamed tokens once a second, so a `kill -9` would leave up to a
+second of delivered tokens unpaid. Each running request has a slot of a file, which survives the
+process. No request waits until its slot is on the disk: after a loss of power the database's record
+counts.
 """
 
 from __future__ import annotations

@@ -196,7 +196,9 @@ class UpstreamEngine:
     async def _reply(
         self, path: str, model: ModelVersion, body: Mapping[str, object]
     ) -> AsyncIterator[httpx.Response]:
-        """Send a request; yield its reply, with the head read, until the block is left."""
+        """Send a request; yield its reply, with the head read, until the block is left. Raises
+        Unavailable, and the errors of `_refuse`.
+        """
         body = {"model": self._upstream.name_of(model), **body}
         request = self._http.build_request("POST", self._upstream.url.rstrip("/") + path, json=body)
         try:
@@ -220,7 +222,9 @@ class UpstreamEngine:
             await response.aclose()
 
     async def _refuse(self, response: httpx.Response, model: ModelVersion) -> NoReturn:
-        """Raise the asker's error for a refusal by the server, whose own words are logged."""
+        """Raise NotFound, BadRequest or Unavailable for a refusal by the server, whose own words
+        are logged.
+        """
         status = response.status_code
         try:
             reply_bytes = await self._within(_read_all(response, LINE_BYTES_MAX), USAGE_S)
@@ -251,7 +255,9 @@ class UpstreamEngine:
     # --- the run ---
 
     async def _context_and_tokenizer(self, model: ModelVersion) -> tuple[int, bytes | None]:
-        """Return the length of a run's context in tokens, and its tokenizer, None without one."""
+        """Return the length of a run's context in tokens, and its tokenizer; None for a run without
+        a tokenizer.
+        """
 
         def look(conn: Connection) -> tuple[int, str | None]:
             run = runs.by_id(conn, model.run_id)
@@ -428,8 +434,8 @@ _tokenizer = lru_cache(maxsize=8)(load_tokenizer)
 
 
 def _tokens(text: str, tokenizer: bytes | None) -> tuple[int, ...]:
-    """Return the tokens of a text, at least one. Each word (a number) counts as a token where there
-    is no tokenizer.
+    """Return the tokens of a text, at least one. Without a tokenizer a prompt is written in numbers
+    of tokens, so each word counts as a token.
     """
     if tokenizer is None:
         return (UNKNOWN_TOKEN,) * max(1, len(text.split()))

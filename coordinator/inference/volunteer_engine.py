@@ -1,4 +1,4 @@
-"""Inference engine on volunteers' machines, with the local engine if none answers.
+"""Inference engine on volunteers' machines, with the local engine if no machine answers.
 
 The local engine tokenizes prompts and compares answers. If an answer breaks off, another machine
 continues it from its last token; since a token's random number depends only on the seed and the

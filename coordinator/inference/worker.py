@@ -193,7 +193,9 @@ class Worker:
         return loaded
 
     def _drop(self, all_idle: bool = False) -> bool:
-        """Unload the least recently used idle version, or all idle ones."""
+        """Unload the least recently used idle version, or all idle ones; return False if none was
+        idle.
+        """
         idle = [key for key, loaded in self._loaded.items() if not len(loaded.texts)]
         for key in idle if all_idle else idle[:1]:
             del self._loaded[key]

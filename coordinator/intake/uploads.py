@@ -174,8 +174,9 @@ class Uploads(PlatformService):
     async def create(self, principal: Principal, request: UploadRequest) -> UploadInfo:
         """Grant an upload to the holder of a lease; a repeated request finds the same upload.
 
-        Raises NotFound, Gone, Cancelled for a lost lease, Gone once submitted, TooLarge beyond the
-        grant, Conflict, TooManyRequests beyond the quota, StorageFull, BadRequest.
+        Raises UnknownTask, Gone and Cancelled for a lost lease, Gone for a result that was
+        submitted, TooLarge beyond the grant, Conflict, TooManyRequests beyond the quota,
+        StorageFull, BadRequest.
         """
         check_name(request.sha256)
         if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
@@ -365,7 +366,7 @@ class Uploads(PlatformService):
 
     async def _append_piece(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:
         """Append a stream as a piece in the store; a piece cut short by a broken connection is
-        kept.
+        kept. Raises OffsetMismatch, TooLarge.
         """
         there = await self._there(row)
         if offset != there:
@@ -433,7 +434,9 @@ class Uploads(PlatformService):
     async def _receive_small(
         self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]
     ) -> int:
-        """Receive a small upload in memory, which needs one change of threads instead of three."""
+        """Receive a small upload in memory, which needs one change of threads instead of three.
+        Raises TooLarge.
+        """
         received = bytearray()
         try:
             async for data in stream:
@@ -455,7 +458,7 @@ class Uploads(PlatformService):
 
     async def _fill(self, row: UploadRow, part: _PartialFile, stream: AsyncIterator[bytes]) -> None:
         """Fill one buffer while the other is written. Bytes that arrived before a broken connection
-        are kept.
+        are kept. Raises TooLarge.
 
         The buffers are made once: allocating megabytes for each batch costs more system time than
         the disk.
@@ -515,7 +518,8 @@ class Uploads(PlatformService):
 
     async def _make_blob(self, row: UploadRow, staging: Staging | None) -> None:
         """Make a blob of the bytes whose hash was checked: of the file here, or with `staging` of
-        the pieces in the store.
+        the pieces in the store. Raises InvalidFrame, and drops the upload, if the hash is not the
+        announced one.
         """
         path = self._path(row.id)
         copy = "" if staging is None else await staging.collect(row.id, row.size, path)

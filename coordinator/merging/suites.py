@@ -59,7 +59,9 @@ def due(conn: Connection, run: RunRow, version: int) -> tuple[SuiteFile, ...]:
 def measure_suites(
     stop: Stop, run: RunRow, weights: Path, data: LocalData, suites: tuple[SuiteFile, ...]
 ) -> SuiteOutcome:
-    """Measure a weights file on suites, each for an equal part of the remaining time."""
+    """Measure a weights file on suites, each for an equal part of the remaining time. Raises
+    BadRequest for a workload that answers no prompts.
+    """
     about = definition(run)
     config, workload = about.file.model, about.workload
     files = {name: data.asset(name) for name in workload.files(config)}

@@ -94,7 +94,10 @@ class Site:
         return finish("image/png", await in_pool(path.read_bytes), keep="max-age=300")
 
     async def weights(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a version's weights to anybody, or redirect to the object store."""
+        """Send a version's weights to anybody, or redirect to the object store. Raises NotFound for
+        a model that is not public or whose files are gone, Unavailable beyond the most downloads at
+        once.
+        """
         row = await self.public.find(_run(scope))
         if not may_be_had(row):
             raise NotFound("the licence of this model does not say that everybody may have it")

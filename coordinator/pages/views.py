@@ -234,7 +234,7 @@ class Views:
 
     async def _ranked(self, run: str) -> str:
         """Return the run to rank: the named one; else "" (all runs), or the first shown one if any
-        run is hidden.
+        run is hidden. Raises NotFound if no run is shown.
         """
         if run:
             return (await self._public.find(run)).name

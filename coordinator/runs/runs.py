@@ -243,7 +243,10 @@ class Runs(PlatformService):
         )
 
     async def _dataset_of(self, file: RunFile, workload: Workload) -> DatasetRow | None:
-        """Return a run file's dataset, if any. Raises NotFound, or InvalidRunFile if unfit."""
+        """Return a run file's dataset; None if it names none and its workload needs none. Raises
+        NotFound for an unknown dataset, InvalidRunFile for one that is missing or does not fit the
+        workload.
+        """
         if not file.dataset:
             if workload.needs_dataset:
                 raise InvalidRunFile(
@@ -455,7 +458,8 @@ class Runs(PlatformService):
 
     async def rollback(self, name: str, to: int, why: str = "") -> RunInfo:
         """Make version head + 1 with the content of version `to`; cancel leases on reverted
-        versions.
+        versions. Raises NotFound for a version that is not earlier or was pruned, Conflict if a
+        merge came between.
         """
         detail = f"to version {to}: {why}" if why else f"to version {to}"
 

@@ -73,7 +73,9 @@ class WindDown(PlatformService):
         record.append(conn, "organiser", action, name, detail, self._clock.now())
 
     async def delete_run(self, name: str, *, yes: bool) -> Deed:
-        """Delete a draft, or the files of a run that has ended; credits and record stay."""
+        """Delete a draft, or the files of a run that has ended; credits and record stay. Raises
+        Conflict for a run that has not ended.
+        """
 
         def delete(conn: Connection) -> tuple[str, ...]:
             run = runs.by_id(conn, runs.by_name(conn, name).id, lock=True)
@@ -103,7 +105,7 @@ class WindDown(PlatformService):
         return await self._do(delete, yes)
 
     async def delete_dataset(self, name: str, *, yes: bool) -> Deed:
-        """Delete a dataset that no run needs."""
+        """Delete a dataset that no run needs. Raises Conflict for a dataset in use."""
 
         def delete(conn: Connection) -> tuple[str, ...]:
             row = datasets.by_name(conn, name)
@@ -121,7 +123,9 @@ class WindDown(PlatformService):
         return await self._do(delete, yes)
 
     async def extend(self, name: str, stop: StopSettings, *, yes: bool) -> Deed:
-        """Move the end of a run; a completed run continues."""
+        """Move the end of a run; a completed run continues. Raises Conflict for a failed run,
+        BadRequest for an end that is not given or already reached.
+        """
 
         def move(conn: Connection) -> tuple[str, ...]:
             now = self._clock.now()
@@ -153,7 +157,9 @@ class WindDown(PlatformService):
         return await self._do(move, yes)
 
     async def fork(self, source: str, name: str, *, yes: bool) -> Deed:
-        """Make a draft with the run file of a run; the draft begins from a version of that run."""
+        """Make a draft with the run file of a run; the draft begins from a version of that run.
+        Raises BadRequest for an invalid source or name, NotFound for an unknown or pruned version.
+        """
         match = VERSION.fullmatch(source)
         if match is None:
             raise BadRequest(f'--from must look like RUN@40, not "{source}"')

@@ -74,7 +74,9 @@ class Renewals:
         self._signs[worker_id] = msgspec.structs.replace(sign, at=self._clock.now())
 
     async def beat(self, principal: Principal, request: HeartbeatRequest) -> tuple[TaskOrder, ...]:
-        """Renew the reported leases of a worker, and order each to continue or stop."""
+        """Renew the reported leases of a worker, and order each to continue or stop. Raises
+        BadRequest for more than TASKS_MAX leases.
+        """
         if len(request.tasks) > TASKS_MAX:
             raise BadRequest(f"a heartbeat may name {TASKS_MAX} tasks at most")
         self._signs[principal.worker_id] = LifeSign(

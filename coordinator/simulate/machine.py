@@ -325,7 +325,9 @@ class SimulatedMachine:
     async def _train(
         self, lease: Lease, start: Begun, manifest: VersionManifest
     ) -> SimulatedUpdate:
-        """Wait for the virtual time of the task, then compute the result, which adds none."""
+        """Wait for the virtual time of the task, then compute the result, which adds none. Raises
+        _Vanished if the machine is lost meanwhile, Gone for a cancelled task.
+        """
         plays, world = lease.job.kind in KINDS["play"], self._world
         self._enter("prepare")
         await world.clock.nap(self.kind.overhead_s)
@@ -379,7 +381,9 @@ class SimulatedMachine:
             delete_file(result.path, "settled")
             if whole:
                 self._let_go(lease)
-            if self.trace.state == "up" and len(self._uploads) == 1:  # the last one, and it is idle
+            if (
+                self.trace.state == "up" and len(self._uploads) == 1
+            ):  # no other upload runs, and the machine is idle
                 self._enter("claim")
         return None
 

@@ -284,7 +284,9 @@ def run(
     as_json: bool = False,
     progress: Progress | None = None,
 ) -> str:
-    """Return a scenario file's prediction as text or JSON. Raises InvalidRunFile, InvalidPlan."""
+    """Return a scenario file's prediction as text or JSON. Raises InvalidRunFile, InvalidPlan,
+    BadRequest for `hours` that are not above 0.
+    """
     try:
         text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:

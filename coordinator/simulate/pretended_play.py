@@ -41,8 +41,9 @@ class PretendedPlay(Compute):
         super().__init__("checks")
         self.pacing, self._data, self._judge_s = pacing, scenario.data, scenario.server.judge_s
         self._clock, self._folder, self._turn = clock, folder, asyncio.Lock()
-        self.judged_at: list[float] = []  # when each file was judged, without those of matches
-        self.episodes = 0  # episodes in these files
+        # when each file was judged, without files of matches and of draws
+        self.judged_at: list[float] = []
+        self.episodes = 0  # episodes in the files counted by `judged_at`
 
     def in_place_of(self, on: Coordinator) -> Coordinator:
         """Return the services of `on` with this judge in place of the real one."""

@@ -261,8 +261,8 @@ class _Simulation:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _until_over(self) -> str:
-        """Wait for the end of the run or of the simulated time; return why the run ended, "" if
-        the time was up.
+        """Wait for the end of the run or of the simulated time; return why the run ended, "" if the
+        time was up. Raises the error of a job of the simulation that failed.
         """
         until = self._scenario.hours * 3600
         watch = self._coordinator.signals.watch("versions", f"run:{self._run_id}")

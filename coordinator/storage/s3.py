@@ -73,7 +73,8 @@ class S3Blobs:
         still_s: float = 60.0,
     ) -> None:
         """Set up the store; a transfer fails after `still_s` seconds without a byte, however long
-        it takes in all.
+        it takes in all. Raises Configuration without the extra `s3`, or for settings that the store
+        refuses.
         """
         try:
             import obstore

@@ -58,7 +58,9 @@ class TransferBoxes:
         return tuple(sorted(folder.iterdir()))
 
     async def put(self, box: str, name: str, stream: AsyncIterator[bytes]) -> int:
-        """Store one file, replacing an earlier one, and return its size in bytes."""
+        """Store one file, replacing an earlier one, and return its size in bytes. Raises TooLarge,
+        StorageFull.
+        """
         path = self._path(box, name)
         self._space.check()
         await in_pool(lambda: path.parent.mkdir(parents=True, exist_ok=True, mode=0o700))

@@ -118,7 +118,7 @@ async def backup(
     """Write a backup into a new or empty folder, or by way of the folder to another `place`, and
     read it again.
 
-    Raises Conflict when the folder is not empty, NotFound for a lost blob.
+    Raises Conflict when the folder is not empty, NotFound for a lost blob, StorageFull.
     """
     place = place or FolderPlace(blobs, to)
     await in_pool(_make_room, to)
@@ -215,7 +215,9 @@ class FolderPlace:
 async def _copy_consistent(
     db: Database, to: Path, place: BackupPlace
 ) -> tuple[dict[str, int], dict[str, TableFile]]:
-    """Copy the rows and blobs of one instant; start again when a blob was deleted in between."""
+    """Copy the rows and blobs of one instant; start again when a blob was deleted in between.
+    Raises NotFound for a lost blob, Conflict if a blob was deleted in each try.
+    """
     for _ in range(SNAPSHOTS_MAX):
         tables = await db.read(lambda conn: _dump(conn, to / "tables"))
         blobs = await in_pool(_registered, to / "tables" / "blobs.jsonl")

@@ -48,7 +48,9 @@ class StoredBackups:
         ]
 
     async def fetch(self, folder: Path) -> None:
-        """Copy the newest backup into a folder, or the one that the URL names."""
+        """Copy the newest backup into a folder, or the one that the URL names. Raises BadRequest if
+        there is no complete backup.
+        """
         names = await self.names()
         if not names:
             place = f"{self._url}/{self._only}".rstrip("/")

@@ -60,7 +60,9 @@ def completion_text_prompt(ask: CompletionRequest, seed: int) -> TextPrompt:
 
 
 def chat_text_prompt(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPrompt:
-    """Return the prompt of a chat: a text written by `chat`, or the turns if that is None."""
+    """Return the prompt of a chat: a text written by `chat`, or the turns if that is None. Raises
+    InvalidField.
+    """
     if ask.max_tokens and ask.max_completion_tokens:
         raise InvalidField("give max_completion_tokens or max_tokens, not both", "max_tokens")
     if ask.top_logprobs and not ask.logprobs:

@@ -87,7 +87,9 @@ def _rounded(spec: TensorSpec) -> bool:
 
 
 def _packed(spec: TensorSpec, values: Array) -> Array:
-    """Return the stored form of a piece of a tensor."""
+    """Return the stored form of a piece of a tensor. Raises InvalidFrame for numbers that are not
+    bfloat16.
+    """
     if not _rounded(spec):
         return values
     bits = bf16_from_float(values)

@@ -88,7 +88,8 @@ def check_server(server: ServerInfo) -> None:
 async def probe(link: JoinLink, connect: Connect, patience_s: float = 0.0) -> ServerInfo:
     """Return the identity of the server at a link.
 
-    Raises BadSignature if it is not the server that the link names, Unreachable, UpgradeRequired.
+    Raises BadSignature if it is not the server that the link names, BadRequest for a damaged link,
+    Configuration if no coordinator answers at its address, Unreachable, UpgradeRequired.
     """
     address = Address(url=link.url, tls_pin=link.tls_pin)
     client = connect(address, "")

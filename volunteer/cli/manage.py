@@ -239,7 +239,9 @@ def _confirm_removal(
 
 
 def _account(places: Directories) -> Me | None:
-    """Return the account as the coordinator sees it; None where nobody answers."""
+    """Return the account as the coordinator sees it; None if the coordinator does not answer, or
+    refuses.
+    """
     from shared.protocol.endpoints import ME
     from volunteer.cli.start import ask_coordinator
     from volunteer.net.api import SHORT_S

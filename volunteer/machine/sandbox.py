@@ -105,7 +105,9 @@ def confine(
 
 
 def _forget_paths() -> None:
-    """Remove import paths in the home, above it, and in the folder where the program started."""
+    """Remove import paths in the home, above it, and in the folder where the program started; the
+    package's own folder stays.
+    """
     places = {Path.home(), *Path.home().parents}
     with contextlib.suppress(OSError):  # a path may have been deleted
         places.add(Path.cwd())

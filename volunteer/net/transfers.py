@@ -270,7 +270,7 @@ def _piece_end(info: UploadInfo) -> int:
 
 
 async def _body(info: UploadInfo, file: BinaryIO, on_bytes: OnBytes) -> AsyncIterator[bytes]:
-    """Read the next piece of an upload."""
+    """Read the next piece of an upload. Raises Internal for a file that is too short."""
     done, stop = info.offset, _piece_end(info)
     while done < stop:
         # Read on the event loop: the file was just written and lies in memory. Measured for 256

@@ -71,7 +71,9 @@ def install(service: Service) -> None:
 
 
 def remove(service: Service) -> bool:
-    """Stop the service and remove its files; return False if there was none."""
+    """Stop the service and remove its files; return False if there was none. Raises Configuration
+    for a file that cannot be removed.
+    """
     if not any(file.path.exists() for file in service.files):
         return False
     for command in service.stop[:1]:  # later commands may need the files to be gone

@@ -191,7 +191,9 @@ class Cache:
         return self.root / name[:2] / name
 
     def _name(self, sha256: str) -> str:
-        """Return the hash if it is valid, since it becomes a file name."""
+        """Return the hash if it is valid, since it becomes a file name. Raises BadRequest for an
+        invalid one.
+        """
         if not _NAME.fullmatch(sha256):
             raise BadRequest(Sentence("the coordinator named a blob that is not a SHA-256"))
         return sha256

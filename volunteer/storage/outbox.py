@@ -89,7 +89,9 @@ class Outbox:
         return any((e.task, e.submit.attempt) == (task, attempt) for e in self.entries())
 
     def payload(self, name: str) -> Path:
-        """Return the path of an entry's update; write it, durably, before `put`."""
+        """Return the path of an entry's update; write it, durably, before `put`. Raises
+        Configuration for an invalid name.
+        """
         if not NAME.fullmatch(name):
             raise Configuration(Sentence("{name} is not the name of a result", name=repr(name)))
         return self.root / f"{name}.safetensors"

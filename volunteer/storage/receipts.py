@@ -149,7 +149,9 @@ class ReceiptBook:
             self._write("versions.json", self._versions)
 
     def start_anew(self) -> Path | None:
-        """Set the whole folder aside and start anew; return where it is now, None without one."""
+        """Set the whole folder aside and start anew; return where it is now, None if there was no
+        folder. Raises Configuration if a thousand such folders exist.
+        """
         if not self.folder.exists():
             return None
         for number in range(1, 1000):

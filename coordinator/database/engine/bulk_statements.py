@@ -61,7 +61,9 @@ class BulkStatement:
     def execute(
         self, conn: Connection, rows: Sequence[Sequence[object]], **constants: object
     ) -> CursorResult[Any]:
-        """Execute the statement with these rows. The result has the driver's plain values."""
+        """Execute the statement with these rows. The result has the driver's plain values. Raises
+        ValueError for a row of another length.
+        """
         size = 1 << max(0, len(rows) - 1).bit_length()
         text = self._text(conn.dialect, size)
         cells = [*chain.from_iterable(rows), *self._blank * (size - len(rows))]

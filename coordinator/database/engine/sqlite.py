@@ -208,7 +208,8 @@ class SqliteRunner:
         """Raise Unavailable if the database file was removed or replaced: later writes would be
         lost.
 
-        Compares its inode in 2 us, before each read and before each commit is acknowledged.
+        Compares the inode of the file in 2 us, before each read and before each commit is
+        acknowledged.
         """
         identity = _identity(self._path)
         if self._file is None:

@@ -1,4 +1,5 @@
-"""Requests: begun with their hold, ended with its settlement, each in one transaction.
+"""Requests for answers. A request and the hold of its price begin in one transaction; its end and
+the settlement of the hold are another.
 
 If a request's process stops beating, any process ends it, at the price of the tokens last stored.
 """

@@ -176,8 +176,8 @@ def _end_draw(conn: Connection, request_id: str, who: str, outcome: str, now: fl
 
 
 def _free(conn: Connection, who: str, now: float) -> None:
-    """Post the pay of answers as earned, up to the newest that agreed but not beyond a waiting
-    draw.
+    """Post an account's pay of answers as earned, oldest first, up to the newest answer whose draw
+    agreed, but not beyond one whose draw waits; then repay the account's debt.
     """
     rows = conn.execute(_OF_ONE, {"where_volunteer_id": who}).all()
     agreed = [n for n, row in enumerate(rows) if row.state == "agreed"]

@@ -143,7 +143,9 @@ def digests(conn: Connection, keys: Iterable[str]) -> dict[str, str]:
 
 
 def _distinct(drafts: Sequence[EventDraft]) -> dict[str, EventDraft]:
-    """Check the drafts and index them by key. The same draft twice counts once."""
+    """Check the drafts and index them by key. The same draft twice counts once. Raises Conflict for
+    two different drafts with one key.
+    """
     by_key: dict[str, EventDraft] = {}
     for draft in drafts:
         if by_key.setdefault(draft.key, draft) != draft:

@@ -305,7 +305,9 @@ def _stored(
 
 
 def _nodes(conn: Connection, places_read: Sequence[tuple[int, int]]) -> merkle.Nodes:
-    """Return a reader of these nodes, all fetched before."""
+    """Return a reader of these nodes, all fetched before. The reader raises Internal for a missing
+    node.
+    """
     hashes = _stored(conn, places_read)
 
     def read(level: int, place: int) -> bytes:

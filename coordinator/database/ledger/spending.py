@@ -38,7 +38,9 @@ def hold(
 
 
 def settle(conn: Connection, volunteer_id: str, hold_id: str, cost_micro: int, now: float) -> None:
-    """Settle a delivered request for `cost_micro`, at most its hold; the rest is released."""
+    """Settle a delivered request for `cost_micro`, at most its hold; the rest is released. Raises
+    BadRequest for a higher cost.
+    """
     held_micro = _held(conn, volunteer_id, hold_id)
     if not 0 <= cost_micro <= held_micro:
         raise BadRequest(

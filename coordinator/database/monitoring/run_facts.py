@@ -209,8 +209,8 @@ def machines(
     now: float,
     keepers: Collection[str] | None = None,
 ) -> PresenceFacts:
-    """Return the machines that are online, and how many fit a run. `keepers` are the workers that
-    keep data for it, None where its data is the organiser's.
+    """Count the machines that are online, paused, and fit for a run. `keepers` are the workers that
+    keep data for the run; None where the run's data is the organiser's.
     """
     online = [m for m in server.machines if m.state in ("online", "training")]
     able = [m for m in online if run.workload in m.workloads]

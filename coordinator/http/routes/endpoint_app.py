@@ -81,7 +81,9 @@ class Call(Generic[Body]):
 
     @property
     def principal(self) -> Principal:
-        """Return the calling worker. Only for endpoints of workers."""
+        """Return the calling worker. Only for endpoints of workers. Raises Unauthorized where the
+        endpoint needs no token.
+        """
         if self._principal is None:
             raise Unauthorized("this needs the token of a worker")
         return self._principal

@@ -452,7 +452,9 @@ def _rope_arguments(rope: Rope) -> dict[str, object]:
 
 
 def _filled(raw: dict[str, object]) -> dict[str, object]:
-    """Return the settings with the ones that follow from others, as the library derives them."""
+    """Return the settings with the ones that follow from others, as the library derives them.
+    Raises InvalidRunFile.
+    """
     heads, width = raw.get("num_attention_heads"), raw.get("hidden_size")
     if raw["model_type"] != "gpt2" and isinstance(heads, int):
         if raw.get("num_key_value_heads") is None:

@@ -77,7 +77,9 @@ def from_folder(config: CausalConfig) -> dict[str, Tensor]:
 
 
 def _loaded(config: CausalConfig, paths: Iterable[Path]) -> dict[str, Tensor]:
-    """Return the tensors of all files, in the order of the schema and their stored types."""
+    """Return the tensors of all files, in the order of the schema and their stored types. Raises
+    InvalidRunFile.
+    """
     from safetensors import SafetensorError, safe_open
 
     specs = architectures.schema(config.shape)

@@ -218,7 +218,9 @@ def config_for(raw: Mapping[str, object], manifest: DatasetManifest | None) -> C
 
 
 def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
-    """Read the folder or hub's model named by a run file, once, when its run is created."""
+    """Read the folder or hub's model named by a run file, once, when its run is created. Raises
+    InvalidRunFile.
+    """
     check_keys(raw, TABLE_KEYS, "[model]")
     if "config" in raw:
         raise InvalidRunFile("[model] has both config and from: give one of them")
@@ -254,7 +256,7 @@ def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[
 
 
 def _check_licence(raw: Mapping[str, object], model: hub.HubModel) -> None:
-    """Refuse a model whose licence differs from the run file's."""
+    """Raise InvalidRunFile for a model whose licence differs from the run file's."""
     licence = raw.get("licence")
     if licence and licence != model.licence:
         raise InvalidRunFile(
@@ -290,7 +292,7 @@ def frozen_files(config: CausalConfig) -> dict[str, ChunkRef]:
 
 
 def _check_files(files: Mapping[str, ChunkRef]) -> None:
-    """Refuse names and sizes that no folder can have."""
+    """Raise InvalidRunFile for names and sizes that no folder can have."""
     if len(files) > model_folder.FILES_MAX:
         raise InvalidRunFile(f"[model] files names more than {model_folder.FILES_MAX} files")
     for name, file in files.items():

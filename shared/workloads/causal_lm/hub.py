@@ -166,7 +166,9 @@ def path_on_hub(source: str, name: str) -> str:
 
 
 def _weights(model: HubModel) -> list[str]:
-    """Return the names of the weights' files. Raises InvalidRunFile for refused formats."""
+    """Return the names of the weights' files. Raises InvalidRunFile for a refused format, or for an
+    index that names a file which the repository does not have.
+    """
     whole = "model.safetensors"
     if INDEX in model.sizes:
         folder = _file(model, INDEX, model_folder.INDEX_MAX).parent
@@ -188,7 +190,9 @@ def _weights(model: HubModel) -> list[str]:
 
 
 def _file(model: HubModel, name: str, bytes_max: int) -> Path:
-    """Fetch one file of a commit; its size must be the listed one."""
+    """Fetch one file of a commit. Raises InvalidRunFile for a file that is not listed, or whose
+    size is not the listed one.
+    """
     from huggingface_hub import hf_hub_download
 
     if name not in model.sizes:
@@ -248,7 +252,7 @@ def _missing() -> Configuration:
 
 @contextmanager
 def _refusals(target: Reference) -> Iterator[Any]:
-    """Convert a hub's errors to sentences."""
+    """Convert a hub's errors to InvalidRunFile if the run file is at fault, else to Unavailable."""
     try:
         from huggingface_hub import HfApi
         from huggingface_hub import errors as theirs

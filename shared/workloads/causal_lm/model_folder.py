@@ -247,7 +247,9 @@ def shape_of(settings: Mapping[str, object]) -> Shape:
 
 
 def _pattern(raw: Mapping[str, object], key: str, usual: int) -> list[bool]:
-    """Return for each layer whether it is the last of a group; `key` has the group's size."""
+    """Return for each layer whether it is the last of a group; `key` has the group's size. Raises
+    InvalidRunFile.
+    """
     interval, count = raw.get(key, usual), raw.get("num_hidden_layers", 0)
     if not (type(interval) is type(count) is int and interval > 0 and 0 <= count <= 512):
         raise InvalidRunFile(f"{SETTINGS}: {key} must be a whole number, and num_hidden_layers too")
@@ -261,7 +263,9 @@ def read_known(kind: str) -> tuple[str, ...]:
 
 
 def _rope(raw: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings of rotary positions, as old or new releases of transformers write them."""
+    """Return the settings of rotary positions, as old or new releases of transformers write them.
+    Raises InvalidRunFile.
+    """
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise InvalidRunFile(f"{SETTINGS}: rope_parameters must be a table")
@@ -291,7 +295,7 @@ def _json(folder: Path, name: str, limit: int) -> dict[str, object]:
 
 
 def _shards(folder: Path) -> list[str]:
-    """Return the names of the files of weights."""
+    """Return the names of the files of weights. Raises InvalidRunFile."""
     if not (folder / INDEX).is_file():
         if (folder / "model.safetensors").is_file():
             return ["model.safetensors"]
@@ -324,7 +328,7 @@ def indexed(folder: Path) -> list[str]:
 
 
 def _entries(folder: Path, name: str) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes in one file, read from its header alone."""
+    """Return names and shapes in one file, read from its header alone. Raises InvalidRunFile."""
     path = folder / name
     try:
         with path.open("rb") as file:

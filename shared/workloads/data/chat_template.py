@@ -183,7 +183,9 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
     def _prompt_and_answer(
         self, messages: Sequence[DialogueTurn], tools: Sequence[Any]
     ) -> tuple[str, str]:
-        """Return the text before the last message, and the text of that message as an answer."""
+        """Return the text before the last message, and the text of that message as an answer.
+        Raises InvalidRunFile if the template leaves out the answer.
+        """
         before = self._render(messages[:-1], tools, prompt=True)
         whole = self._render(messages, tools, prompt=False)
         pairs = enumerate(zip(before, whole, strict=False))

@@ -195,7 +195,7 @@ def _turn(raw: object, unread: set[str]) -> DialogueTurn:
 
 
 def _content(content: object) -> str:
-    """Return the text of a turn, joined from its parts if there are several."""
+    """Return the text of a turn, joined from its parts if there are several. Raises InvalidRunFile."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -210,7 +210,7 @@ def _content(content: object) -> str:
 
 
 def _call(raw: Any) -> dict[str, Any]:
-    """Return a call in the form of templates: with its arguments as a table."""
+    """Return a call in the form of templates: with its arguments as a table. Raises InvalidRunFile."""
     raw = _parse_json(raw)
     inside = raw.get("function", raw) if isinstance(raw, Mapping) else None
     if not isinstance(inside, Mapping) or not isinstance(inside.get("name"), str):
@@ -231,7 +231,7 @@ def _parse_json(value: object) -> object:
 
 
 def _read_list(row: Mapping[str, object], key: str) -> list[object]:
-    """Return a list of a record; tables of texts hold it as JSON."""
+    """Return a list of a record; tables of texts hold it as JSON. Raises InvalidRunFile."""
     entries = _parse_json(row[key])
     if not isinstance(entries, list):
         raise InvalidRunFile(f'its "{key}" is not a list')

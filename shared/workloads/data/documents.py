@@ -236,7 +236,7 @@ def _no_column(name: str, column: str, bad: Skipped, columns: dict[str, str]) ->
 
 def _text(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
     """Yield a UTF-8 file in documents of about four million characters, cut at line ends; a blank
-    one is added to `skipped`.
+    one is added to `skipped`. Raises InvalidRunFile for a file that cannot be read or is not text.
     """
     piece, blank = 0, True
     try:

@@ -92,7 +92,9 @@ class PassOrder:
         return tuple(numbers)
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Return the groups that [start, stop) touches: (group, first, last) within the group."""
+        """Return the groups that [start, stop) touches: (group, first, last) within the group.
+        Raises BadRequest for positions outside of the pass.
+        """
         if not 0 <= start <= stop <= self.total:
             raise BadRequest(
                 f"positions {start} to {stop} do not lie in a pass of {self.total} samples"

@@ -124,7 +124,9 @@ class _TextScratch:
 def _spool(
     documents: Iterable[Document], spool: BinaryIO, share: float, tell: Tell
 ) -> tuple[list[_DocumentPart], dict[str, str | int | float]]:
-    """Write every new document to the temporary file and cut the long ones."""
+    """Write every new document to the temporary file and cut the long ones; return the parts and
+    the counts of the texts. Raises InvalidRunFile for too little text.
+    """
     digests: set[bytes] = set()
     whole: list[_DocumentPart] = []
     offset = copies = 0

@@ -224,7 +224,7 @@ def load_tokenizer(data: bytes) -> Tokenizer:
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     """Return a byte-level BPE of at most `vocab_size` tokens as tokenizer.json; the same texts give
-    the same bytes.
+    the same bytes. Raises InvalidRunFile for a `vocab_size` out of range.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

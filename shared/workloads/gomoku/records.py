@@ -132,7 +132,7 @@ def _check_length(record: GameRecord, rules: BoardRules) -> None:
 
 
 def _check_draw(position: Position, record: GameRecord, ply: int, manner: Manner) -> None:
-    """Check the search of a move: its sum, its cells, and the drawn move."""
+    """Check the search of a move: its sum, its cells, and the drawn move. Raises InvalidGame."""
     visits = counts(record.visits[ply - record.opening], position.rules.cells)
     if int(visits.sum()) != manner.simulations:
         raise InvalidGame(

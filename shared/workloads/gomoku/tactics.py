@@ -74,7 +74,9 @@ def forking(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]
 
 
 def kind_of(rules: BoardRules, board: NDArray[np.int8]) -> tuple[str, NDArray[np.bool_]]:
-    """Return the kind of a board (A,) of the player to move, and its correct cells; "" if none."""
+    """Return the kind of a board (A,) of the player to move, and its correct cells (A,), boolean;
+    the kind is "" for a board that asks for no particular move.
+    """
     no_answers = np.zeros(len(board), np.bool_)
     if any(len(_short_of(rules, board[None], player, 0)[0]) for player in (1, -1)):
         return "", no_answers  # the game is already won

@@ -212,7 +212,7 @@ class RolloutWork:
         return version.batch
 
     def _take(self, next_token: NextToken) -> None:
-        """Add a token to its answer."""
+        """Add a token to its answer; a group whose answers have all ended becomes a record."""
         number, _, sample = next_token.id.partition("/")
         group = self._groups[int(number)]
         token = next_token.end if next_token.chosen is None else next_token.chosen

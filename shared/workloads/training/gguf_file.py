@@ -264,7 +264,7 @@ def _add_marks(writer: GGUFWriter, folder: _Folder) -> None:
 
 
 def _add_tensors(writer: GGUFWriter, model: ConvertedModel, config: Mapping[str, Any]) -> None:
-    """Add the weights by llama.cpp's names."""
+    """Add the weights by llama.cpp's names. Raises BadRequest for a tensor without such a name."""
     import gguf
 
     architecture = _ARCHITECTURES[config["model_type"]]

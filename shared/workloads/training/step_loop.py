@@ -306,7 +306,10 @@ class StepWork(ABC):
         self._pace.set(max(1, int(counters[2])))
 
     def _may_leave(self) -> bool:
-        """Return True if the host has room for weights, gradients and two moments."""
+        """Return True if the optimizer's state may leave the device for the host: the device has
+        memory of its own, the host has room for weights, gradients and two moments, and this
+        process assists no other.
+        """
         state_bytes = 4 * sum(value.nbytes for value in self.model.parameters())
         room = state_bytes < free_memory_bytes()
         return room and has_own_memory(self.device) and not self._assists
