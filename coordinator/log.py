@@ -14,6 +14,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any, TextIO, cast
 
 import structlog
+from typing_extensions import override
 
 HIDDEN = "[hidden]"
 # window of the filters, lines of one message in it, and messages that are told apart
@@ -79,6 +80,7 @@ class MessageLimit(logging.Filter):
         self._since = 0.0
         self._seen: Counter[str] = Counter()
 
+    @override
     def filter(self, record: logging.LogRecord) -> bool:
         now = self._monotonic()
         if now - self._since >= WINDOW_S:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
+from typing_extensions import override
 
 from coordinator.admin.command import (
     CommandRequest,
@@ -120,6 +121,7 @@ class _TransferSkips(Skipped):
         super().__init__()
         self._folders = f"{folder}/{FOLDERS}/", f"{folder}/"
 
+    @override
     def add(self, sentence: str) -> None:
         super().add(self.worded(sentence))
 

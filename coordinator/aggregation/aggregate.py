@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from coordinator.aggregation import kernels
 from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, TensorPiece
@@ -57,6 +58,7 @@ class ClippedRule(Aggregator):
     norm: float
     surveys: ClassVar[bool] = True
 
+    @override
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         if self.rule.surveys:  # the inner products give the norm of a weighted sum
             return kernels.inner_products(cohort, piece)
@@ -64,6 +66,7 @@ class ClippedRule(Aggregator):
         self.rule.fill(cohort, self.rule.factors(cohort, None), piece, merged)
         return np.array([sum_squares(merged)])
 
+    @override
     def factors(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         if survey is None:
             raise ValueError("a clipped update needs its survey")
@@ -76,6 +79,7 @@ class ClippedRule(Aggregator):
         scale = min(1.0, self.norm / (math.sqrt(max(0.0, float(square))) + CLIP_EPSILON))
         return np.append(factors, np.float32(scale))
 
+    @override
     def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
         self.rule.fill(cohort, factors[:-1], piece, out)
         out *= factors[-1]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from coordinator.aggregation import kernels
 from coordinator.aggregation.cohort import Cohort, Doubles, Floats, TensorPiece
@@ -38,9 +39,11 @@ class PrivateMean(Aggregator):
     terms: NoiseTerms
     surveys: ClassVar[bool] = True
 
+    @override
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return kernels.squared_norms(cohort, piece)
 
+    @override
     def factors(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         if survey is None:
             raise ValueError("a private mean needs its survey")
@@ -49,6 +52,7 @@ class PrivateMean(Aggregator):
         scales = np.minimum(1, self.terms.clip / np.maximum(norms, 1e-300))
         return (portions * scales * (1 - ROUNDING)).astype(np.float32)
 
+    @override
     def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
         kernels.weighted_sum(cohort, factors, piece, out)
         noise = _generator(self.terms.key, piece).standard_normal(piece.size, np.float32)

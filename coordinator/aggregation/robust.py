@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from coordinator.aggregation import kernels
 from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, TensorPiece
@@ -62,6 +63,7 @@ class TrimmedMean(Aggregator):
 
     trim: float
 
+    @override
     def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
         cut = min(int(self.trim * len(cohort)), (len(cohort) - 1) // 2)
         kernels.rank_mean(cohort, piece, out, low=cut, high=len(cohort) - cut)
@@ -83,9 +85,11 @@ class Krum(Aggregator):
     several: bool
     surveys: ClassVar[bool] = True
 
+    @override
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return kernels.inner_products(cohort, piece) if len(cohort) > 2 else None
 
+    @override
     def factors(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         weights = np.asarray(cohort.weights)
         count = len(cohort)
@@ -125,9 +129,11 @@ class CentredClip(Aggregator):
     factor: float
     surveys: ClassVar[bool] = True
 
+    @override
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return kernels.inner_products(cohort, piece)
 
+    @override
     def factors(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         if survey is None:
             raise ValueError("centred clip needs its survey")
@@ -170,9 +176,11 @@ class NormClip(Aggregator):
     factor: float
     surveys: ClassVar[bool] = True
 
+    @override
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         return kernels.squared_norms(cohort, piece)
 
+    @override
     def factors(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         if survey is None:
             raise ValueError("norm clip needs its survey")

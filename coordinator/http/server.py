@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
+from typing_extensions import override
 
 from coordinator import certificates
 from coordinator.accounts.invites import ServerInvite
@@ -225,6 +226,7 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         self._signalled = False
 
+    @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start as uvicorn does, with a deadline for TLS handshakes, which uvicorn lacks. Raises
         Internal if the background jobs cannot begin.
@@ -259,6 +261,7 @@ class _Server(uvicorn.Server):
         return connection
 
     @contextlib.contextmanager
+    @override
     def capture_signals(self) -> Iterator[None]:
         handlers = {signal.SIGINT: self.handle_exit, signal.SIGTERM: self.handle_exit}
         previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -270,6 +273,7 @@ class _Server(uvicorn.Server):
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
+    @override
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._signalled:
             os.write(sys.stderr.fileno(), b"stopping at once\n")

@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
+from typing_extensions import override
+
 from shared.errors import Internal
 
 T = TypeVar("T")
@@ -27,6 +29,7 @@ class _Selector(selectors.DefaultSelector):
 
     loop: VirtualLoop
 
+    @override
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise Internal("the simulation has come to a stop: no event is left")
@@ -44,6 +47,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector.loop = self
         super().__init__(selector)
 
+    @override
     def time(self) -> float:
         return self._virtual
 
@@ -51,6 +55,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Advance the virtual clock through idle time."""
         self._virtual += seconds
 
+    @override
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:

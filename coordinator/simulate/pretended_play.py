@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
+from typing_extensions import override
 
 from coordinator.checking.case import Draws
 from coordinator.compute import Compute
@@ -70,6 +71,7 @@ class PretendedPlay(Compute):
             for start_version in _starts(path.read_bytes())
         )
 
+    @override
     async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
         """Return the inspection of a HarvestCase's file (the arguments), and the virtual seconds
         that it took; see `Compute.timed`.

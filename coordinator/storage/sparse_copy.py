@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from coordinator.storage.blobs import READ_BYTES
 
 AHEAD_BYTES = 64 << 10  # bytes read ahead, since small reads seldom come alone
@@ -25,6 +27,7 @@ class SparseCopy(io.FileIO):
         self._get = get
         self._newest = 0, 0  # range that was fetched last
 
+    @override
     def read(self, size: int | None = -1, /) -> bytes:
         start = self.tell()
         self.fetch(start, self._size if size is None or size < 0 else start + size, AHEAD_BYTES)

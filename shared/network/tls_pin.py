@@ -6,6 +6,8 @@ import hashlib
 import hmac
 import ssl
 
+from typing_extensions import override
+
 
 class WrongCertificate(ssl.SSLCertVerificationError):
     """The certificate is not the pinned one."""
@@ -23,11 +25,13 @@ def pinned_context(pin: str) -> ssl.SSLContext:
             raise WrongCertificate("the certificate is not the one of the join link")
 
     class PinnedObject(ssl.SSLObject):
+        @override
         def do_handshake(self) -> None:
             super().do_handshake()
             check(self.getpeercert(binary_form=True))
 
     class PinnedSocket(ssl.SSLSocket):
+        @override
         def do_handshake(self, block: bool = False) -> None:
             super().do_handshake(block)
             check(self.getpeercert(binary_form=True))

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar, TextIO
 
+from typing_extensions import override
+
 from shared.sentences import Sentence
 
 AFTER_S = 2.9  # longest silence without a sign
@@ -120,6 +122,7 @@ class WatchedStream(io.TextIOWrapper):
         )
         self.plain = stream
 
+    @override
     def write(self, text: str, /) -> int:
         watch = SilenceWatch.current
         if watch is None:

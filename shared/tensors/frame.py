@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Self
 
 import msgspec
 import numpy as np
+from typing_extensions import override
 
 from shared.errors import InvalidFrame
 from shared.files.deletions import delete_file
@@ -86,6 +87,7 @@ class Frame(SchemaTensors):
             except BufferError:
                 self._buffer = b""  # arrays still use the buffer, which is freed with them
 
+    @override
     def __getitem__(self, name: str) -> Array:
         return self.array(name)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self, TypeAlias
 
 import numpy as np
+from typing_extensions import override
 
 from shared.errors import BadRequest, InvalidFrame
 from shared.nearest import hint
@@ -102,6 +103,7 @@ class DecodedUpdate(SchemaTensors):
         self._wire.clear()
         self._frame.close()
 
+    @override
     def __getitem__(self, name: str) -> Array:
         spec = self._specs[name]
         return self.read(name, 0, spec.count).reshape(spec.shape)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from shared.errors import InvalidFrame
 from shared.tensors.spec import INTEGERS, Schema, by_name
@@ -33,9 +34,11 @@ class SchemaTensors(Mapping[str, Array]):
         self.schema = schema
         self._specs = by_name(schema)
 
+    @override
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs)
 
+    @override
     def __len__(self) -> int:
         return len(self._specs)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from typing_extensions import override
 
 from shared.tensors.quantize import Codec, DecodedUpdate
 from shared.tensors.slices import Array, ArrayReader, SchemaTensors
@@ -40,6 +41,7 @@ class Delta(SchemaTensors):
             difference: Array = self._base.read(name, start, stop) - local
         return difference
 
+    @override
     def __getitem__(self, name: str) -> Array:
         spec = self._specs[name]
         return self.read(name, 0, spec.count).reshape(spec.shape)

@@ -39,6 +39,7 @@ import asyncpg
 import httpx
 import psutil
 import structlog
+from typing_extensions import override
 
 from coordinator.config import Settings
 from coordinator.database import runs
@@ -115,6 +116,7 @@ class Alternating(httpx.AsyncHTTPTransport):
         super().__init__(verify=False)
         self._ports = itertools.cycle(httpx.URL(url).port for url in random.sample(urls, len(urls)))
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         request.url = request.url.copy_with(port=next(self._ports))
         return await super().handle_async_request(request)
@@ -132,6 +134,7 @@ class TimedNumbers(Numbers):
             transport=Alternating(urls),
         )
 
+    @override
     async def post(self, path: str, kind: type[T], body: Any, *, done: int = 0) -> T | None:
         began = time.perf_counter()
         reply = await super().post(path, kind, body, done=done)
@@ -139,12 +142,14 @@ class TimedNumbers(Numbers):
         self.told.times[step].append(time.perf_counter() - began)
         return reply
 
+    @override
     async def _put(self, info: UploadInfo, data: bytes, body: Any) -> UploadInfo | None:
         began = time.perf_counter()
         found = await super()._put(info, data, body)
         self.told.times["piece"].append(time.perf_counter() - began)
         return found
 
+    @override
     async def _claim(self) -> Lease | None:
         await self.turns.turn()
         return await super()._claim()

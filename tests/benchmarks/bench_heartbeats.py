@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from typing_extensions import override
 
 from tests.benchmarks.bench_rounds import prepare
 from tests.benchmarks.wire import Connection, until_idle
@@ -115,11 +116,13 @@ class Sender(asyncio.Protocol):
         self._over = over
         self._seen = b""
 
+    @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.write(self._request)
 
+    @override
     def data_received(self, data: bytes) -> None:
         self._seen += data
         head, found, body = self._seen.partition(b"\r\n\r\n")

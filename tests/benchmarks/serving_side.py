@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 import psutil
+from typing_extensions import override
 
 from coordinator.database.ledger import gifts
 from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
@@ -68,6 +69,7 @@ class FixedEngine(BuiltinEngine):
         super().__init__(cast(Any, None), SystemClock(), cast(Any, None), power)
         self._fixed = files
 
+    @override
     async def _files(self, model: ModelVersion) -> ModelFiles:
         return self._fixed
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -36,6 +37,7 @@ class Connection(AbstractContextManager["Connection"]):
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._token = token
 
+    @override
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
@@ -124,6 +126,7 @@ class Memory(AbstractContextManager["Memory"]):
     def anonymous_mb(self) -> float:
         return (self._anonymous_peak - self._anonymous_base) / MIB
 
+    @override
     def __enter__(self) -> Memory:
         self.base, self._anonymous_base = self._now()
         self.peak, self._anonymous_peak = self.base, self._anonymous_base
@@ -134,6 +137,7 @@ class Memory(AbstractContextManager["Memory"]):
         found = self._process.memory_info()
         return found.rss, found.rss - found.shared
 
+    @override
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
@@ -174,6 +178,7 @@ class Bare(AbstractContextManager["Bare"]):
         assert self.child.stdout
         self.port = int(self.child.stdout.readline())
 
+    @override
     def __exit__(self, *_: object) -> None:
         self.child.kill()
         self.child.communicate()

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
 
 from coordinator.rules.likeness import NUDGES
 from coordinator.rules.sizing import pass_seed
@@ -191,6 +192,7 @@ class Shortened(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
 
+    @override
     def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
         if name in self.PRODUCTS or name.startswith("_scaled_dot_product"):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from coordinator.rules.likeness import judge, share
 from tests.experiments.arithmetic import CARDS, NARROW, REFERENCE, SUBJECTS, subject
@@ -29,6 +30,7 @@ NUDGED = ("nudged", "bf16, nudged")
 class CardLaboratory(Laboratory):
     """A laboratory with a processor and a card."""
 
+    @override
     def play(self, cell: Cell | str) -> Row:
         """Do a task on both; figures of all pairs, and how far it drifts."""
         assert isinstance(cell, Cell)

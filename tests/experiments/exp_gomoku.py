@@ -21,6 +21,7 @@ from time import process_time
 import msgspec
 import torch
 from safetensors.torch import load_file, save_file
+from typing_extensions import override
 
 from shared.errors import NotFound
 from shared.workloads.base import ChunkRef, Data, DatasetManifest, TrainSettings
@@ -88,9 +89,11 @@ class Replay(Data):
             chunks=tuple(ChunkRef(sha256="", size=0, items=games) for _, games in files),
         )
 
+    @override
     def chunk(self, index: int) -> Path:
         return self._files[index]
 
+    @override
     def asset(self, name: str) -> Path:
         raise NotFound(name)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 END, COLON, PAD, VOCABULARY = 10, 11, 12, 13  # the tokens 0 to 9 are digits
 
@@ -49,6 +50,7 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width, False), nn.Linear(width, width, False)
         self.up, self.down = nn.Linear(width, 2 * inner, False), nn.Linear(inner, width, False)
 
+    @override
     def forward(self, x: Tensor, turn: Tensor, seen: Tensor, past: list[Tensor]) -> Tensor:
         b, t, w = x.shape
         qkv = self.qkv(self.norms[0](x)).float().view(b, t, 3, 4, -1).permute(2, 0, 3, 1, 4)
@@ -77,6 +79,7 @@ class Llama(nn.Module):
             if each.ndim > 1:
                 nn.init.normal_(each, std=0.02)
 
+    @override
     def forward(self, tokens: Tensor, past: list[list[Tensor]] | None = None) -> Tensor:
         """Read tokens (B, T), of which the last ones are new where there is a `past`."""
         past = [[] for _ in self.blocks] if past is None else past

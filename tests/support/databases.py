@@ -28,6 +28,7 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, Engine, event, insert, select
 from sqlalchemy.util import LRUCache
+from typing_extensions import override
 
 from coordinator.database.engine.open_database import Database, migrate
 from coordinator.database.migrations.triggers import FROZEN
@@ -94,9 +95,11 @@ class Statements(LRUCache[Any, Any]):
     and an eighth of its time went into compiling the same statements again.
     """
 
+    @override
     def get(self, key: Any, default: Any = None) -> Any:
         return super().get((type(key[0]), *key[1:]), default)
 
+    @override
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__((type(key[0]), *key[1:]), value)
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from shared.files.deletions import REASONS
 from tests.support.sources import modules, tree
 
@@ -49,6 +51,7 @@ class Deletion(NamedTuple):
     target: str
     reason: str  # "" without one; "..." where the caller gives it
 
+    @override
     def __str__(self) -> str:
         return f"{self.module}:{self.line} {self.function} deletes {self.target}: {self.reason}"
 

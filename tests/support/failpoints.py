@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import httpx
 import pytest
+from typing_extensions import override
 
 from coordinator.database.engine.open_database import Database
 from coordinator.storage.blobs import DiskBlobs
@@ -63,6 +64,7 @@ class Fault:
     def twice(self) -> Fault:
         return self.often(2)
 
+    @override
     def __str__(self) -> str:
         """Return the form that another process parses."""
         return f"{self.when}|{self.point}|{self.nth}"
@@ -191,6 +193,7 @@ class _Halved(httpx.AsyncByteStream):
         self._body = body
         self._reach = reach
 
+    @override
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for piece in self._body:
             yield piece[: len(piece) // 2]

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
+from typing_extensions import override
+
 TOKEN = "hf_write"
 
 
@@ -45,6 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    @override
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing: a test may look at the output."""
 
@@ -90,6 +93,7 @@ class FakeHub(ThreadingHTTPServer):
     business. Gives models file by file: weights by a redirect to where large files lie.
     """
 
+    @override
     def handle_error(self, *_: object) -> None:
         """Print nothing: a client that went away is no fault, and a command's errors are judged."""
 

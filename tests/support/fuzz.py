@@ -32,6 +32,7 @@ from typing import Any
 import httpx
 import msgspec
 import psutil
+from typing_extensions import override
 
 from shared.protocol import endpoints
 from shared.protocol.endpoint import Endpoint
@@ -171,6 +172,7 @@ class Sent:
     headers: dict[str, str]
     body: bytes
 
+    @override
     def __str__(self) -> str:
         shown = repr(self.body)
         more = f"... {len(self.body)} bytes" if len(shown) > SHOWN else ""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from typing_extensions import override
 
 from shared.protocol.accounts import Device
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
@@ -83,6 +84,7 @@ class Network(httpx.AsyncBaseTransport):
         self.cut = False
         self._refuse.clear()
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
         if self.cut or any(part in path for part in self._refuse):

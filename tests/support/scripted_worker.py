@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import torch
 from sqlalchemy import Connection, select
+from typing_extensions import override
 
 from coordinator.database.tables.accounts import volunteers
 from shared import decoding
@@ -51,9 +52,11 @@ class Held(Data):
             self._files[ref.sha256] = await self._home.coordinator.blobs.local(ref.sha256)
         return self
 
+    @override
     def chunk(self, index: int) -> Path:
         return self._files[self.manifest.chunks[index].sha256]
 
+    @override
     def asset(self, name: str) -> Path:
         return self._files[self.manifest.assets[name].sha256]
 

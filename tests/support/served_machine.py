@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+from typing_extensions import override
 
 from tests.support.local_coordinator import LocalCoordinator
 from tests.support.local_volunteer import URL, LocalMachine
@@ -21,6 +22,7 @@ class Balanced(httpx.AsyncBaseTransport):
         self._ports = list(ports)
         self._inner = httpx.AsyncHTTPTransport()
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         for port in list(self._ports):
             request.url = request.url.copy_with(port=port)
@@ -30,6 +32,7 @@ class Balanced(httpx.AsyncBaseTransport):
                 self._ports.append(self._ports.pop(0))
         raise httpx.ConnectError("nobody listens")
 
+    @override
     async def aclose(self) -> None:
         await self._inner.aclose()
 
@@ -49,5 +52,6 @@ class ServedMachine(LocalMachine):
         self._fingerprint = fingerprint
 
     @property
+    @override
     def link(self) -> str:
         return f"{URL}/join#key={self._fingerprint}"

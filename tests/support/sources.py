@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from typing_extensions import override
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("shared", "coordinator", "volunteer")
 
@@ -22,6 +24,7 @@ class Import:
     line: int
     when: When
 
+    @override
     def __str__(self) -> str:
         return f"{self.importer}:{self.line} imports {self.imported}"
 

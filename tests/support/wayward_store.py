@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from typing_extensions import override
 
 PIECE_BYTES = 16 << 10
 
@@ -22,6 +23,7 @@ class WaywardStore(ThreadingHTTPServer):
 
     daemon_threads = True
 
+    @override
     def handle_error(self, *_: object) -> None:
         """Print nothing: a client that went away is no fault, and a command's errors are judged."""
 
@@ -103,6 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _pass_on
 
+    @override
     def log_message(self, *args: object) -> None:
         pass
 

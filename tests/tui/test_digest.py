@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from textual import events as terminal
 from textual.pilot import Pilot
+from typing_extensions import override
 
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine
@@ -30,6 +31,7 @@ class Watched(VolunteerApp):
         super().__init__(engine.control, clock=engine.clock, tick_s=None, visits=Visits(path))
         self.messages: list[str] = []
 
+    @override
     def notify(self, message: str, **options: Any) -> None:
         self.messages.append(message)
 

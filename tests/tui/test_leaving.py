@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from typing_extensions import override
 
 from shared.protocol import endpoints
 from shared.protocol.versions import VersionInfo
@@ -168,6 +169,7 @@ async def test_attaching_asks_for_the_versions_before(engine: FakeEngine) -> Non
 class SlowEngine(FakeEngine):
     """Engine that takes its time to end."""
 
+    @override
     async def _execute(self, command: commands.Command[object]) -> object:
         if isinstance(command, commands.Stop):
             self.asked.append(command)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from textual.app import App, ComposeResult
+from typing_extensions import override
 
 from shared.protocol.accounts import Me
 from shared.protocol.base import ContributionState
@@ -211,6 +212,7 @@ class Drawn(Panel):
 
     times = 0
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> list[Line]:
         self.times += 1
         return []
@@ -218,6 +220,7 @@ class Drawn(Panel):
 
 async def test_panels_that_show_the_same_number_are_drawn_at_the_same_moment() -> None:
     class One(App[None]):
+        @override
         def compose(self) -> ComposeResult:
             yield Drawn()
 

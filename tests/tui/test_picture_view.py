@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from textual.app import ComposeResult
 from textual.screen import Screen
+from typing_extensions import override
 
 from shared.errors import BadRequest
 from shared.workloads.data.image_files import write_png
@@ -23,6 +24,7 @@ class OnePicture(Screen[None]):
         super().__init__()
         self.data = data
 
+    @override
     def compose(self) -> ComposeResult:
         yield PictureView()
 
@@ -39,6 +41,7 @@ class Shown(VolunteerApp):
         super().__init__(tick_s=None)
         self.data = data
 
+    @override
     def on_mount(self) -> None:
         self.push_screen(OnePicture(self.data))
 

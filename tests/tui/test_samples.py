@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from textual.pilot import Pilot
+from typing_extensions import override
 
 from shared.protocol import endpoints
 from shared.protocol.versions import BlobRef, VersionInfo
@@ -186,6 +187,7 @@ class SlowPictures(FakeEngine):
         super().__init__()
         self.arrive = asyncio.Event()
 
+    @override
     async def _execute(self, command: Command[Any]) -> Any:
         if isinstance(command, commands.GetPicture):
             await self.arrive.wait()

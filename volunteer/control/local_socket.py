@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from typing_extensions import override
 
 from shared.clock import Clock
 from shared.decoding import MALFORMED, decode
@@ -269,6 +270,7 @@ class _Listener(socket.socket):
     refuses the call of a confined process.
     """
 
+    @override
     def listen(self, backlog: int = 0, /) -> None:
         pass
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from string import Formatter
 
 import msgspec
+from typing_extensions import override
 
 from shared.sentences import FIGURE, Sentence
 from shared.text import escaped
@@ -48,6 +49,7 @@ class LanguageChoice(msgspec.Struct, frozen=True, kw_only=True):
 class _NamesOnly(Formatter):
     """Formatter that fills in values by name only: a translation cannot reach their attributes."""
 
+    @override
     def get_field(self, field_name: str, args: object, kwargs: Mapping[str, object]) -> object:
         return kwargs[field_name], field_name
 

@@ -22,6 +22,7 @@ from textual.notifications import SeverityLevel
 from textual.reactive import Reactive, reactive
 from textual.screen import Screen
 from textual.timer import Timer
+from typing_extensions import override
 
 from shared.clock import Clock, SystemClock
 from shared.errors import VolunteerError, why
@@ -146,6 +147,7 @@ class VolunteerApp(App[int]):
         """Return the newest state, perhaps not drawn yet."""
         return self._feed.view if self._feed is not None else self.view
 
+    @override
     def set_timer(self, *args: Any, **named: Any) -> Timer:
         """Set a timer that always fires, however late.
 
@@ -236,9 +238,11 @@ class VolunteerApp(App[int]):
         if self.app_focus or self._ticks % BLURRED_TICKS == 0:
             self.publish()
 
+    @override
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return themes.DARK if self.current_theme.dark else themes.LIGHT
 
+    @override
     def get_line_filters(self) -> Sequence[LineFilter]:
         filters = super().get_line_filters()
         if self.no_color:
@@ -251,6 +255,7 @@ class VolunteerApp(App[int]):
 
     # --------------------------------------------------------------------------- actions
 
+    @override
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Return whether an action would have an effect now."""
         if action in keys.HIDDEN_AT_FIRST_START and self._first_start:
@@ -276,6 +281,7 @@ class VolunteerApp(App[int]):
             self.switch_mode(name)
             self._opened_before = False
 
+    @override
     def delay_update(self, delay: float = 0.05) -> None:
         """Suspend drawing for `delay` seconds, but not for a page that was opened before: the
         suspension took half of the time of a page change.
@@ -369,6 +375,7 @@ class VolunteerApp(App[int]):
 
         self.run_worker(run_and_report(), group="commands", exit_on_error=True)
 
+    @override
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Return every page and every action, for the palette."""
         return palette_entries(self, screen, _pages())

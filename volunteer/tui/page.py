@@ -12,6 +12,7 @@ from textual.containers import Container
 from textual.events import ScreenResume
 from textual.screen import Screen
 from textual.widgets import Input
+from typing_extensions import override
 
 from volunteer.i18n.catalogue import N_
 from volunteer.tui import keys
@@ -58,6 +59,7 @@ class Page(Screen[None]):
         """Return the application of this page."""
         return cast("VolunteerApp", self.app)
 
+    @override
     def compose(self) -> ComposeResult:
         yield TabBar(self.NAME)
         yield StateBar(id="state")

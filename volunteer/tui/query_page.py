@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
+from typing_extensions import override
 
 from shared.errors import VolunteerError
 from shared.protocol.accounts import Me
@@ -81,6 +82,7 @@ class QueryPage(Page):
     def reply(self, name: str) -> QueryReply[Any]:
         return self._replies.get(name) or QueryReply()
 
+    @override
     def update_from(self, scene: Scene) -> None:
         """Send the queries that are due."""
         if self.volunteer.control is None or self.volunteer.view.ended is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from textual.css.stylesheet import Stylesheet
 from textual.theme import Theme
+from typing_extensions import override
 
 DEFAULT = "volunteer-dark"
 
@@ -136,10 +137,12 @@ class SteadyStylesheet(Stylesheet):
     though only a change of theme changes the variables.
     """
 
+    @override
     def set_variables(self, variables: dict[str, str]) -> None:
         if variables != self._variables:
             super().set_variables(variables)
 
+    @override
     def reparse(self) -> None:
         """Parse the changed rules. Raises StylesheetError, StylesheetParseError, like Textual's."""
         self.parse()

@@ -8,6 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile
 from shared.settings import check_keys
@@ -55,6 +57,7 @@ class _AnnouncedSkips(Skipped):
         super().__init__()
         self._tell = tell
 
+    @override
     def add(self, sentence: str) -> None:
         super().add(sentence)
         self._tell(sentence)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from shared.errors import NotFound
 from shared.workloads.base import is_here
@@ -51,6 +52,7 @@ class FrozenMatrix(nn.Module):
             self.register_buffer(name, value)
         self.register_buffer("bias", None if bias is None else bias.detach())
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
         return out
@@ -74,6 +76,7 @@ class _Product(torch.autograd.Function):
     """Product x W^T + b that keeps only the stored form of W for the backward pass."""
 
     @staticmethod
+    @override
     def forward(ctx: Any, x: Tensor, matrix: FrozenMatrix) -> Tensor:
         ctx.matrix, kind = matrix, x.device.type
         ctx.dtype = x.dtype
@@ -84,6 +87,7 @@ class _Product(torch.autograd.Function):
         return F.linear(x.to(ctx.dtype), matrix.dense(ctx.dtype), bias)
 
     @staticmethod
+    @override
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         back = gradients[0].to(ctx.dtype) @ ctx.matrix.dense(ctx.dtype)
         return back.to(ctx.given), None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
 from shared.workloads.base import Weights, fit_weights
 from shared.workloads.causal_lm import architectures
@@ -46,6 +47,7 @@ class Adapter(nn.Module):
         self.drop = SampleDropout(lora.dropout, keys, place)
         self._scale = lora.scale
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         low = self.lora_A(self.drop(x)) * self._scale  # (B, T, rank)
         out: Tensor = self.base_layer(x) + self.lora_B(low)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from shared.workloads.base import Data, Job, Weights
 from shared.workloads.causal_lm.base_model import frozen_of
@@ -46,6 +47,7 @@ class CausalWork(StepWork):
             flops=flops_per_sample(config),
         )
 
+    @override
     def measure(self, start: int, stop: int) -> StepLoss:
         tokens = to_device(
             torch.from_numpy(self._windows.read(start, stop)), self.device

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from shared.errors import BadRequest
 from shared.tensors.spec import Schema
 from shared.workloads.base import (
@@ -47,9 +49,11 @@ class CausalWorkload(Workload):
     optional = (settings.LIBRARY,)
     declaration = Declaration(output="text")
 
+    @override
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return settings.config_for(raw, manifest).to_dict()
 
+    @override
     def dataset(
         self, request: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
     ) -> DatasetManifest:
@@ -57,54 +61,68 @@ class CausalWorkload(Workload):
 
         return build(request, put, skip)
 
+    @override
     def schema(self, config: Config) -> Schema:
         return settings.schema(CausalConfig.from_dict(config))
 
+    @override
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
         from shared.workloads.causal_lm.base_model import initial
 
         return initial(CausalConfig.from_dict(config), seed)
 
+    @override
     def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
         return windows_of(manifest, CausalConfig.from_dict(config).context)
 
+    @override
     def items_per_sample(self, config: Config) -> int:
         return CausalConfig.from_dict(config).context
 
+    @override
     def flops_per_sample(self, config: Config) -> float:
         return settings.flops_per_sample(CausalConfig.from_dict(config))
 
+    @override
     def fixed_bytes(self, config: Config) -> int:
         return settings.fixed_bytes(CausalConfig.from_dict(config))
 
+    @override
     def streamed_bytes(self, config: Config) -> int:
         return settings.streamed_bytes(CausalConfig.from_dict(config))
 
+    @override
     def libraries(self, config: Config) -> Sequence[str]:
         return settings.libraries(CausalConfig.from_dict(config))
 
+    @override
     def files(self, config: Config) -> Mapping[str, ChunkRef]:
         return settings.frozen_files(CausalConfig.from_dict(config))
 
+    @override
     def sources(self, config: Config) -> Mapping[str, Path]:
         files = self.files(config)
         folder = settings.folder_of(CausalConfig.from_dict(config)) if files else Path()
         return {name: folder / name.partition("/")[2] for name in files}
 
+    @override
     def origin(self, config: Config) -> Origin | None:
         return settings.origin(CausalConfig.from_dict(config))
 
+    @override
     def whole(self, config: Config, weights: Weights, files: Mapping[str, Path]) -> Weights:
         from shared.workloads.causal_lm.base_model import frozen_in
 
         return {**frozen_in(CausalConfig.from_dict(config), files), **weights}
 
+    @override
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.causal_lm.train import CausalWork
 
         self.check_trains(job)
         return CausalWork(job, weights, data, device)
 
+    @override
     def evaluate(
         self,
         config: Config,
@@ -119,6 +137,7 @@ class CausalWorkload(Workload):
             raise BadRequest("causal-lm is measured on held-out text, so it needs a dataset")
         return evaluate(CausalConfig.from_dict(config), weights, heldout, budget_s, stop)
 
+    @override
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
@@ -132,6 +151,7 @@ class CausalWorkload(Workload):
         decoder = CausalDecoder(checked, model, tokenizer_of(data), 1, "cpu")
         return text_sample(decoder, prompt, seed)
 
+    @override
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
     ) -> Decoder:
@@ -142,6 +162,7 @@ class CausalWorkload(Workload):
         model = build(checked, weights, weights, device)
         return CausalDecoder(checked, model, tokenizer, slots, device)
 
+    @override
     def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         from shared.workloads.causal_lm.library_format import as_adapter, as_model
         from shared.workloads.training.gguf_file import as_gguf

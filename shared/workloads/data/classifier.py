@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from typing_extensions import override
 
 from shared.errors import InvalidFrame, InvalidRunFile
 from shared.tensors.frame import frame_bytes, open_frame, schema_of_file
@@ -76,6 +77,7 @@ class _Network(nn.Module):
         out: Tensor = self.embed(F.adaptive_avg_pool2d(x, 2).flatten(1))
         return out
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.classes(F.relu(self.features(x)))
         return out

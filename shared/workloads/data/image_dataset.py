@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest, DatasetTerms
@@ -54,6 +55,7 @@ class ImageSettings(DatasetTerms, frozen=True, kw_only=True):
     # images are shuffled across all chunks, so small chunks cost a task nothing
     chunk_images: int = 64
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         low, high = _SIDES

@@ -21,6 +21,7 @@ from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
+from typing_extensions import override
 
 # most loop turns and calls in a dialogue, and how many more for each message
 TURNS, TURNS_EACH = 10_000, 500
@@ -65,6 +66,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         _check(sum(map(len, texts)))
         return "".join(texts)
 
+    @override
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function of the template. Raises TimeoutError."""
         self._left -= 1
@@ -78,6 +80,7 @@ class Bounded(ImmutableSandboxedEnvironment):
             return _replaced(text, *args, **kwargs)
         return super().call(context, obj, *args, **kwargs)
 
+    @override
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute an operator whose result may be large. Raises TimeoutError for a far too large
         one.
@@ -94,6 +97,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         _check(size)
         return super().call_binop(context, operator, left, right)
 
+    @override
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Return True if a template may use an attribute: not a method with a result of unbounded
         length.
@@ -102,6 +106,7 @@ class Bounded(ImmutableSandboxedEnvironment):
             obj, attr, value
         )
 
+    @override
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Wrap the methods `format` and `format_map` of a text."""
         if super().wrap_str_format(value) is None:
@@ -132,6 +137,7 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012
 
+    @override
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
@@ -142,6 +148,7 @@ class _Formatter(SandboxedFormatter):
 
     _size = 0
 
+    @override
     def format_field(self, value: object, format_spec: str) -> object:
         self._size += _size(value) + _widths(f" {format_spec}")
         _check(self._size)

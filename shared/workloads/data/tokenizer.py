@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, Data, DatasetManifest, DatasetTerms
@@ -85,6 +86,7 @@ class TextSettings(DatasetTerms, frozen=True, kw_only=True):
     tokenizer: bytes | None = None
     chunk_tokens: int = 131_072
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 16 <= self.chunk_tokens <= 1 << 23:

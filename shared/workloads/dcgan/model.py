@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from shared.workloads.base import Weights, fit_weights
 from shared.workloads.dcgan.config import DcganConfig, Layer, schema
@@ -89,6 +90,7 @@ class Generator(nn.Module):
         super().__init__()
         self.generator = model.generator
 
+    @override
     def forward(self, noise: Tensor) -> Tensor:
         """Return images (B, C, S, S) of noise (B, L)."""
         out: Tensor = self.generator(noise[:, :, None, None])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import override
 
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import (
@@ -58,16 +59,20 @@ class DcganWorkload(Workload):
     formats = ("onnx",)
     declaration = Declaration(output="image", measure="distance", items="images")
 
+    @override
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         local = {} if plan.get("update") == "gradient" else _LOCAL
         return {"train": _TRAIN | local, "task": _TASK, "validation": _VALIDATION}
 
+    @override
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return dcgan_config.config_for(raw, manifest).to_dict()
 
+    @override
     def schema(self, config: Config) -> Schema:
         return dcgan_config.schema(DcganConfig.from_dict(config))
 
+    @override
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
         """Return initial weights: convolutions normal with deviation 0.02, scales of norms likewise
         around one, statistics empty.
@@ -77,18 +82,22 @@ class DcganWorkload(Workload):
         specs = dcgan_config.schema(DcganConfig.from_dict(config))
         return {spec.name: torch.from_numpy(_initial(spec, seed)) for spec in specs}
 
+    @override
     def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
         return images_of(manifest, DcganConfig.from_dict(config).shape)
 
+    @override
     def flops_per_sample(self, config: Config) -> float:
         return dcgan_config.flops_per_sample(DcganConfig.from_dict(config))
 
+    @override
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.dcgan.train import DcganWork
 
         self.check_trains(job)
         return DcganWork(job, weights, data, device)
 
+    @override
     def evaluate(
         self,
         config: Config,
@@ -101,6 +110,7 @@ class DcganWorkload(Workload):
 
         return evaluate(DcganConfig.from_dict(config), weights, heldout, budget_s, stop)
 
+    @override
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
@@ -108,6 +118,7 @@ class DcganWorkload(Workload):
 
         return sample(DcganConfig.from_dict(config), weights, prompt, seed)
 
+    @override
     def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         import torch
 

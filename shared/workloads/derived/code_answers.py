@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+from typing_extensions import override
 
 from shared.decoding import decode
 from shared.errors import InvalidRunFile, VolunteerError
@@ -59,9 +60,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops = 0.0
 
     @classmethod
+    @override
     def _should_skip_dynamo(cls) -> bool:
         return False
 
+    @override
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

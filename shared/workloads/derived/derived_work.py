@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data, Job, Result, Weights
@@ -36,15 +37,19 @@ class EvenPace(MicroBatchPace):
         self.micro = -(-batch // -(-batch // quick))
         self.frugal = False  # keeps what the backward pass needs in the memory of the host
 
+    @override
     def record(self, samples: int, seconds: float, kept_bytes: int = 0) -> None:
         """Keep the size."""
 
+    @override
     def set(self, micro: int) -> None:
         """Keep the size."""
 
+    @override
     def begin_with(self, micro: int, *, most: bool, room: int) -> None:
         self.frugal = most
 
+    @override
     def halve(self) -> int:
         if self.frugal:
             raise MemoryError(
@@ -77,11 +82,13 @@ class DerivedWork(StepWork):
         self._plain = False  # computes attention by its parts, for their dropout
         self._before = self._buffers()
 
+    @override
     def spread(self, ranks: Ranks, begin: Begin) -> None:
         """Compute each step with further ranks, unless its result depends on the division."""
         if self._even is None and not self._before:
             super().spread(ranks, begin)
 
+    @override
     def measure(self, start: int, stop: int) -> StepLoss:
         batch = self._batches.read(start, stop, self.device)
         if not self._plain:
@@ -102,15 +109,18 @@ class DerivedWork(StepWork):
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             return self._built.loss(batch)
 
+    @override
     def result(self) -> tuple[Result, dict[str, Tensor]]:
         report, tensors = super().result()
         tensors |= {name: to_host(value) for name, value in self._built.buffers().items()}
         return report, {name: tensors[name] for name in self._names}
 
+    @override
     def snapshot(self) -> dict[str, Tensor]:
         buffers = {f"{_BUFFER}{name}": to_host(value) for name, value in self._before.items()}
         return super().snapshot() | buffers
 
+    @override
     def restore(self, snapshot: Weights) -> None:
         buffers = {
             name: snapshot[f"{_BUFFER}{name}"]
@@ -132,17 +142,21 @@ class DerivedWork(StepWork):
         for name, value in self._built.buffers().items():
             value.copy_(values[name])
 
+    @override
     def _spare(self) -> bool:
         return False  # a second forward pass would draw other random numbers
 
+    @override
     def _finish_step(self, size: int) -> None:
         super()._finish_step(size)
         self._before = self._buffers()
 
+    @override
     def _start_over(self) -> None:
         super()._start_over()
         self._restore_buffers(self._before)
 
+    @override
     def _move(self, device: str) -> None:
         super()._move(device)
         self._before = {name: value.to(device) for name, value in self._before.items()}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+from typing_extensions import override
 
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile
@@ -74,6 +75,7 @@ class OwnModel(Workload):
     dataset_kinds: tuple[str, ...] = ("samples",)
     declaration = _DECLARATIONS["samples"]
 
+    @override
     def __init_subclass__(cls) -> None:
         cls.dataset_kinds = (cls.data,)
         if "declaration" not in vars(cls):
@@ -83,10 +85,12 @@ class OwnModel(Workload):
     def _place(self) -> CodePlace:
         return CodePlace(self.code, self.data)
 
+    @override
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         # Adam's first steps are signs of gradients: tasks with a fresh Adam are hard to prove
         return {} if plan.get("update") == "gradient" else {"train": {"optimizer": "muon"}}
 
+    @override
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         described = None
         if manifest is not None:
@@ -116,6 +120,7 @@ class OwnModel(Workload):
             f" make one with `coordinator dataset add NAME {option}`"
         )
 
+    @override
     def dataset(
         self, request: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
     ) -> DatasetManifest:
@@ -134,35 +139,43 @@ class OwnModel(Workload):
                 skip(sentence)
             return build_records(request, records, reply.fields, self.name, put)
 
+    @override
     def schema(self, config: Config) -> Schema:
         return tuple(
             TensorSpec(name, shape, "I64" if role == "counter" else "F32", role)
             for name, shape, role in derived_of(config).tensors
         )
 
+    @override
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
         from shared.workloads.derived.built_model import BuiltModel
 
         return BuiltModel(self.code, config, seed=seed).tensors()
 
+    @override
     def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
         return sample_counts(self.data, config, manifest)
 
+    @override
     def items_per_sample(self, config: Config) -> int:
         return int(config[BLOCK]) if self.data == "tokens" else 1
 
+    @override
     def flops_per_sample(self, config: Config) -> float:
         return derived_of(config).flops
 
+    @override
     def fixed_bytes(self, config: Config) -> int:
         return derived_of(config).sample_bytes
 
+    @override
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.derived.derived_work import DerivedWork
 
         self.check_trains(job)
         return DerivedWork(self._place, job, weights, data, device)
 
+    @override
     def evaluate(
         self,
         config: Config,
@@ -177,6 +190,7 @@ class OwnModel(Workload):
             raise BadRequest(f"{self.name} is measured on held-out samples, so it needs a dataset")
         return heldout_loss(self._place, config, weights, heldout, budget_s, stop)
 
+    @override
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
@@ -189,6 +203,7 @@ class OwnModel(Workload):
 
         return shown(self._place, config, weights, data, f"{seed}/{prompt}")
 
+    @override
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
     ) -> Decoder | None:
@@ -211,11 +226,13 @@ class OwnModel(Workload):
 
         return BuiltModel(self.code, config, weights=weights).model.eval()
 
+    @override
     def export(self, config: Config, weights: Weights) -> dict[str, torch.Tensor]:
         from shared.workloads.derived.built_model import BuiltModel
 
         return BuiltModel(self.code, config, weights=weights).whole()
 
+    @override
     def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         raise BadRequest(f"{self.name} is exported in its own format alone, not {target.format}")
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile
 from shared.workloads.training import seeded_random
@@ -118,9 +119,11 @@ class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._draws = draws
 
     @classmethod
+    @override
     def _should_skip_dynamo(cls) -> bool:
         return False  # importing torch's compiler takes as long as torch
 
+    @override
     def __torch_dispatch__(
         self,
         func: Any,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from msgspec import Meta
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile
 from shared.settings import Table
@@ -73,6 +74,7 @@ class GomokuConfig(Table, frozen=True, kw_only=True):
         """
         return 3 * self.reach
 
+    @override
     def to_dict(self) -> dict[str, object]:
         """Return the table with blocks and channels written out."""
         return super().to_dict() | {"blocks": self.depth, "channels": self.width}

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Config, Job, Weights
 from shared.workloads.elo import MatchScore
@@ -26,6 +28,7 @@ _FILLED = (
 class GomokuGames(Games):
     """Games of Gomoku; see `Games`."""
 
+    @override
     def plan(self, config: Config, options: Mapping[str, object]) -> Pacing:
         checked, how = GomokuConfig.from_dict(config), GomokuOptions.from_dict(options)
         one = forward_flops(checked)
@@ -38,6 +41,7 @@ class GomokuGames(Games):
             evaluation_flops=one,
         )
 
+    @override
     def inspect(
         self,
         job: Job,
@@ -84,16 +88,19 @@ class GomokuGames(Games):
             losses=match_score.losses,
         )
 
+    @override
     def seal(self, files: Sequence[bytes]) -> EpisodeChunk:
         records = [record for data in files for record in decode(data)]
         positions = sum(len(record.visits) for record in records)
         return EpisodeChunk(data=encode(records), samples=positions)
 
+    @override
     def opponent(self, config: Config, weights: Weights) -> Opponent:
         from shared.workloads.gomoku.network_opponent import GomokuOpponent
 
         return GomokuOpponent(GomokuConfig.from_dict(config), weights)
 
+    @override
     def rules(self, config: Config) -> tuple[int, int]:
         checked = GomokuConfig.from_dict(config)
         return checked.size, checked.win

@@ -6,6 +6,8 @@ two networks can replay every game.
 
 from __future__ import annotations
 
+from typing_extensions import override
+
 from shared.errors import InvalidFrame
 from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Data, Job, Sample, Weights
@@ -43,14 +45,17 @@ class MatchWork(PlayWork):
             self._config, torch_tensors(data.asset(OPPONENT), schema(self._config)), device
         )
 
+    @override
     def _plan(self, game: int) -> GamePlan:
         return plan(self._config.rules, game, "one", "other")
 
+    @override
     def _record(self, played: FinishedGame) -> GameRecord:
         return played.record(
             self._job.base_version, self._job.base_sha256, self._kind, self._against
         )
 
+    @override
     def _metrics(self) -> dict[str, float]:
         match_score = score(self._records)
         return {

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from shared.errors import InvalidFrame, InvalidRunFile
 from shared.workloads.base import Weights
@@ -44,6 +45,7 @@ class ResidualBlock(nn.Module):
         self.one = nn.Conv2d(channels, channels, 3, padding=1)
         self.two = nn.Conv2d(channels, channels, 3, padding=1)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.two(self.one(x).relu_())
         return out.add_(x).relu_()
@@ -57,6 +59,7 @@ class Head(nn.Module):
         self.hidden = hidden
         self.out = out
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.out(self.hidden(x).relu_())
         return output
@@ -76,6 +79,7 @@ class GomokuNet(nn.Module):
         )
         self.value = Head(nn.Linear(2 * C, VALUE_HIDDEN), nn.Linear(VALUE_HIDDEN, 1))
 
+    @override
     def forward(self, boards: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluate `boards` (B, A): +1 for stones of the player to move, -1 for the other's."""
         x = self.stem(self.planes(boards)).relu_()  # (B, C, S, S), channels last in memory

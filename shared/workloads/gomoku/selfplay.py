@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile
@@ -63,6 +64,7 @@ class SelfPlayWork(PlayWork):
         self._newest = self._join(weights, Version(job.base_version, job.base_sha256))
         self._evaluated = 0  # positions evaluated by removed players
 
+    @override
     def advance(self) -> Progress:
         """Play for a quarter of a second."""
         progress = super().advance()
@@ -75,6 +77,7 @@ class SelfPlayWork(PlayWork):
             self._newest = self._join(weights, Version(version, sha256))
             self._dismiss()
 
+    @override
     def snapshot(self) -> dict[str, Tensor]:
         """Return the games so far, and the weights that play the games in progress."""
         saved = SavedGames(
@@ -94,6 +97,7 @@ class SelfPlayWork(PlayWork):
             tensors |= {f"player{number}/{name}": w for name, w in player.weights().items()}
         return tensors
 
+    @override
     def restore(self, snapshot: Weights) -> None:
         """Continue from a `snapshot`. Raises InvalidRunFile if it is another task's."""
         try:
@@ -125,6 +129,7 @@ class SelfPlayWork(PlayWork):
         for key in set(self._players) - self._arena.keys() - {self._newest}:
             self._evaluated += self._players.pop(key).positions
 
+    @override
     def _plan(self, game: int) -> GamePlan:
         seed = game_seed(self._job.seed, game)
         return GamePlan(
@@ -134,10 +139,12 @@ class SelfPlayWork(PlayWork):
             opening=drawn(self._config.rules, seed, self._options.opening_plies),
         )
 
+    @override
     def _record(self, played: FinishedGame) -> GameRecord:
         version = self._versions[played.plan.players[0]]
         return played.record(version.number, version.sha256, self._kind)
 
+    @override
     def _metrics(self) -> dict[str, float]:
         positions = self._evaluated + sum(p.positions for p in self._players.values())
         took = max(self._elapsed_s, 1e-6)

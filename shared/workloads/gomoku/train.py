@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data, Job, Weights
@@ -97,6 +98,7 @@ class LearnWork(StepWork):
             flops=3 * forward_flops(config),
         )
 
+    @override
     def measure(self, start: int, stop: int) -> StepLoss:
         step, first = divmod(start, self.job.batch_size)
         drawn = self._batches.read(step, first, first + stop - start)

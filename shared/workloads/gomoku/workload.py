@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from typing_extensions import override
 
 from shared.errors import BadRequest
 from shared.tensors.spec import Schema
@@ -49,6 +50,7 @@ class GomokuWorkload(Workload):
     )
     experience = GomokuGames()
 
+    @override
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         return {
             "plan": {"preset": "self-play", "codec": "bf16"},
@@ -56,15 +58,19 @@ class GomokuWorkload(Workload):
             "train": {"lr": 2e-3, "warmup_steps": 20, "beta2": 0.99, "weight_decay": 1e-3},
         }
 
+    @override
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return GomokuConfig.from_dict(raw).to_dict()
 
+    @override
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         return msgspec.structs.asdict(GomokuOptions.from_dict(raw))
 
+    @override
     def schema(self, config: Config) -> Schema:
         return gomoku_config.schema(GomokuConfig.from_dict(config))
 
+    @override
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
         """Return initial weights by He et al. 2015. Each residual branch and the heads' last layers
         begin as zero (Zhang et al. 2019), so that version 0 has no preference at any depth.
@@ -82,10 +88,12 @@ class GomokuWorkload(Workload):
             tensors[spec.name] = torch.from_numpy(value)
         return tensors
 
+    @override
     def flops_per_sample(self, config: Config) -> float:
         """Return the FLOPs to train on one position."""
         return 3 * gomoku_config.forward_flops(GomokuConfig.from_dict(config))
 
+    @override
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.gomoku.match import MatchWork
         from shared.workloads.gomoku.selfplay import SelfPlayWork
@@ -99,6 +107,7 @@ class GomokuWorkload(Workload):
             return MatchWork(job, weights, data, device)
         raise BadRequest(f"gomoku has no task of the kind {job.kind} with the update {job.update}")
 
+    @override
     def evaluate(
         self,
         config: Config,
@@ -114,6 +123,7 @@ class GomokuWorkload(Workload):
         checked = GomokuConfig.from_dict(config)
         return score(checked.rules, NetEvaluator(checked, weights, "cpu"))
 
+    @override
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
@@ -122,6 +132,7 @@ class GomokuWorkload(Workload):
 
         return exhibition(GomokuConfig.from_dict(config), weights, seed)
 
+    @override
     def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         from shared.workloads.gomoku.network import build
         from shared.workloads.training.onnx_file import CODE, NAME, onnx_file

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from shared.workloads.base import Weights, fit_weights
 from shared.workloads.gpt.config import GptConfig, schema
@@ -55,6 +56,7 @@ class Attention(nn.Module):
         output: Tensor = self.proj(y.transpose(1, 2).flatten(2))
         return output
 
+    @override
     def forward(self, x: Tensor, turn: Tensor | None) -> Tensor:
         return self.attend(*self.split(x, turn), causal=True)
 
@@ -84,6 +86,7 @@ class Mlp(nn.Module):
         self.up = nn.Linear(config.n_embd, config.mlp_width, bias=config.bias)
         self.down = nn.Linear(config.mlp_width, config.n_embd, bias=config.bias)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(F.gelu(self.up(x)))
         return out
@@ -98,6 +101,7 @@ class GatedMlp(nn.Module):
         self.up = nn.Linear(config.n_embd, config.mlp_width, bias=False)
         self.down = nn.Linear(config.mlp_width, config.n_embd, bias=False)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return out
@@ -121,6 +125,7 @@ class Block(nn.Module):
         self.drop_attn = SampleDropout(config.dropout, keys, place)
         self.drop_mlp = SampleDropout(config.dropout, keys, place + 1)
 
+    @override
     def forward(self, x: Tensor, turn: Tensor | None) -> Tensor:
         x = x + self.drop_attn(self.attn(self.ln1(x), turn))
         x = x + self.drop_mlp(self.mlp(self.ln2(x)))
@@ -190,6 +195,7 @@ class Gpt(nn.Module):
         """Return the scores (..., V) of hidden states (..., C)."""
         return F.linear(hidden, self.tok_emb.weight if self._tied else self.head.weight)
 
+    @override
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean loss in nats a token; `tokens` and `targets` are (B, T)."""
         return self.losses(tokens, targets).mean()

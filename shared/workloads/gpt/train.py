@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
 from shared.workloads.base import Data, Job, Weights
 from shared.workloads.data.pass_order import PassOrder
@@ -32,6 +33,7 @@ class GptWork(StepWork):
             flops=flops_per_sample(config),
         )
 
+    @override
     def measure(self, start: int, stop: int) -> StepLoss:
         tokens = to_device(
             torch.from_numpy(self._windows.read(start, stop)), self.device

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from typing_extensions import override
 
 from shared.workloads.base import Decoder, Weights
 from shared.workloads.causal_lm import model as causal_lm
@@ -32,15 +33,19 @@ class ByteDecoder(GptDecoder):
         super().__init__(config.network, weights, None, slots, device)
         self.end = END
 
+    @override
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
         return encoded(text) or [END]
 
+    @override
     def spelling(self, token: int) -> bytes:
         return bytes([token] if token != END else [])
 
+    @override
     def continuation(self, text: str) -> list[int]:
         return encoded(text)
 
+    @override
     def decode(self, tokens: Sequence[int]) -> str:
         return decoded(tokens)
 

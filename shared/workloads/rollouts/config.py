@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile
 from shared.settings import check_keys, read_table
@@ -304,6 +305,7 @@ class RolloutsOptions(ReplayOptions, frozen=True, kw_only=True):
     warm_size: Annotated[int, Meta(ge=0, le=100)] = 0
 
     @classmethod
+    @override
     def from_dict(cls, raw: Mapping[str, Any]) -> RolloutsOptions:
         """Return a checked table as a struct. Raises InvalidRunFile as `read_table` does."""
         if raw.get("group") == 1:

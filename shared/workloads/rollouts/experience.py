@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Config, Job
@@ -37,6 +38,7 @@ class RolloutExperience(Experience):
     with unequal rewards.
     """
 
+    @override
     def plan(self, config: Config, options: Mapping[str, object]) -> Pacing:
         checked, how = RolloutsConfig.from_dict(config), RolloutsOptions.from_dict(options)
         _check_warm(checked, how)
@@ -52,6 +54,7 @@ class RolloutExperience(Experience):
             samples=how.group,
         )
 
+    @override
     def inspect(
         self,
         job: Job,
@@ -92,9 +95,11 @@ class RolloutExperience(Experience):
             rollouts=_sums(judged_records, config.end),
         )
 
+    @override
     def refuted(self, faults: int, read: int) -> bool:
         return refuted(faults, read)
 
+    @override
     def rollouts(
         self, config: Config, data: bytes, file: Callable[[str], Path]
     ) -> Sequence[Rollout]:
@@ -117,6 +122,7 @@ class RolloutExperience(Experience):
             )
         ]
 
+    @override
     def seal(self, files: Sequence[bytes]) -> EpisodeChunk:
         records = [record for data in files for record in judged(data)]
         samples = sum(len(record.lengths) for record in records)

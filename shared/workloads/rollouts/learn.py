@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data, Job, Weights
@@ -83,6 +84,7 @@ class RolloutLearnWork(_LearnWork):
             raise InvalidRunFile("there is no answer to learn from in the chunks of this task")
         self._order = permutation(len(self._found), job.seed, 1)
 
+    @override
     def measure(self, start: int, stop: int) -> StepLoss:
         count = len(self._order)
         answers = [self._found[self._order[place % count]] for place in range(start, stop)]
@@ -116,6 +118,7 @@ class SupervisedWork(_LearnWork):
             msgspec.structs.replace(job, train=train, global_step=0), weights, data, device
         )
 
+    @override
     def measure(self, start: int, stop: int) -> StepLoss:
         first, size = self.job.start, self._options.warm_size
         problems = [self._problems.get(-1 - first - place, size) for place in range(start, stop)]

@@ -25,6 +25,7 @@ from unicodedata import normalize
 
 import msgspec
 from msgspec import Meta
+from typing_extensions import override
 
 from shared.decoding import MALFORMED, convert, decode
 from shared.errors import InvalidRunFile
@@ -78,6 +79,7 @@ class Number(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return quantity(self.answer)
         return Quantity(_exactly(self.answer))
 
+    @override
     def reward(self, answer: str) -> float:
         expected, written = self.expected, quantity(last_line(answer))
         if expected is None or written is None:
@@ -90,6 +92,7 @@ class Exact(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     answer: Text | Annotated[tuple[Text, ...], Meta(min_length=1, max_length=64)]
 
+    @override
     def reward(self, answer: str) -> float:
         right = (self.answer,) if isinstance(self.answer, str) else self.answer
         return float(_bare(answer) in {_bare(text) for text in right})
@@ -107,6 +110,7 @@ class Choice(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"the answer {self.answer} is not one of the choices {self.choices}"
             )
 
+    @override
     def reward(self, answer: str) -> float:
         line = last_line(answer)
         if first := _LETTER.match(line):
@@ -120,6 +124,7 @@ class Expression(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     answer: Amount
 
+    @override
     def reward(self, answer: str) -> float:
         result = evaluated(answer)
         return float(result is not None and result[0] == _exactly(self.answer))
@@ -133,6 +138,7 @@ class Countdown(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True)
         tuple[Annotated[int, Meta(ge=0, le=10**9)], ...], Meta(min_length=1, max_length=16)
     ]
 
+    @override
     def reward(self, answer: str) -> float:
         result = evaluated(answer)
         if result is None or result[0] != self.target:
@@ -158,6 +164,7 @@ class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
         order = sorted(self.items, key=None if whole else str, reverse=self.descending)
         return [str(item) for item in order]
 
+    @override
     def reward(self, answer: str) -> float:
         right = self.right
         text = answer.strip().removeprefix("[").removesuffix("]").strip()
@@ -196,6 +203,7 @@ class Json(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
     whole: ClassVar[bool] = True
     schema: Schema
 
+    @override
     def reward(self, answer: str) -> float:
         fences = _FENCE.findall(answer)
         for text in dict.fromkeys((answer, final(answer), *fences[-1:])):
@@ -210,6 +218,7 @@ class Marks(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
     whole: ClassVar[bool] = True
     marks: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=16)]
 
+    @override
     def reward(self, answer: str) -> float:
         places = [answer.find(mark) for mark in self.marks]
         once = all(answer.count(mark) == 1 for mark in self.marks)

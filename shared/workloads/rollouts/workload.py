@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from typing_extensions import override
 
 from shared.errors import BadRequest
 from shared.tensors.spec import Schema
@@ -58,6 +59,7 @@ class RolloutsWorkload(Workload):
     )
     experience = RolloutExperience()
 
+    @override
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         return {
             "plan": {"preset": "self-play", "codec": "bf16"},
@@ -65,61 +67,75 @@ class RolloutsWorkload(Workload):
             "train": {"lr": 3e-4, "warmup_steps": 10, "weight_decay": 0.0},
         }
 
+    @override
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         config: dict[str, Any] = msgspec.to_builtins(RolloutsConfig.for_run(raw, manifest))
         return config
 
+    @override
     def dataset(
         self, request: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
     ) -> DatasetManifest:
         return problem_dataset.build(request, put)
 
+    @override
     def fixed_bytes(self, config: Config) -> int:
         inner, model = _model(config)
         return inner.fixed_bytes(model)
 
+    @override
     def streamed_bytes(self, config: Config) -> int:
         inner, model = _model(config)
         return inner.streamed_bytes(model)
 
+    @override
     def libraries(self, config: Config) -> Sequence[str]:
         inner, model = _model(config)
         return (LIBRARY, *inner.libraries(model)) if isinstance(inner, CausalWorkload) else ()
 
+    @override
     def files(self, config: Config) -> Mapping[str, ChunkRef]:
         checked, (inner, model) = RolloutsConfig.from_dict(config), _model(config)
         refs = {FILE: checked.dataset, TEXT: checked.tokenizer}
         return {**{name: ref for name, ref in refs.items() if ref}, **inner.files(model)}
 
+    @override
     def sources(self, config: Config) -> Mapping[str, Path]:
         base = RolloutsConfig.from_dict(config).causal
         if base is None:
             return {}
         return CausalWorkload().sources(base.to_dict())
 
+    @override
     def origin(self, config: Config) -> Origin | None:
         inner, model = _model(config)
         return inner.origin(model)
 
+    @override
     def whole(self, config: Config, weights: Weights, files: Mapping[str, Path]) -> Weights:
         inner, model = _model(config)
         return inner.whole(model, weights, files)
 
+    @override
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         return msgspec.structs.asdict(RolloutsOptions.from_dict(raw))
 
+    @override
     def schema(self, config: Config) -> Schema:
         return RolloutsConfig.from_dict(config).schema
 
+    @override
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
         inner, model = _model(config)
         return inner.init(model, seed)
 
+    @override
     def flops_per_sample(self, config: Config) -> float:
         """Return the FLOPs to learn from one answer."""
         checked = RolloutsConfig.from_dict(config)
         return 3 * checked.token_flops * checked.context
 
+    @override
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.rollouts.act import RolloutWork
         from shared.workloads.rollouts.learn import RolloutLearnWork, SupervisedWork
@@ -134,6 +150,7 @@ class RolloutsWorkload(Workload):
             f"rollouts has no task of the kind {job.kind} with the update {job.update}"
         )
 
+    @override
     def evaluate(
         self,
         config: Config,
@@ -146,6 +163,7 @@ class RolloutsWorkload(Workload):
 
         return evaluate(RolloutsConfig.from_dict(config), weights, heldout, budget_s, stop)
 
+    @override
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
@@ -154,6 +172,7 @@ class RolloutsWorkload(Workload):
         text = sampled(RolloutsConfig.from_dict(config), weights, data, prompt)
         return Sample(kind="text", title=prompt or "held-out problems", text=text)
 
+    @override
     def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         inner, model = _model(config)
         if target.format not in inner.formats:
@@ -162,6 +181,7 @@ class RolloutsWorkload(Workload):
             target = target._replace(tokenizer=byte_tokenizer())
         return inner.convert(target, model, weights)
 
+    @override
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
     ) -> Decoder | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from shared.workloads.base import Job
 from shared.workloads.training.device_differences import to_device
@@ -58,6 +59,7 @@ class SampleDropout(nn.Module):
         self._place = (place * 0x9E3779B97F4A7C15 & WORD_MASK) - (1 << 63)
         self._counter = torch.zeros(0, dtype=torch.int64)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
         keys = self._keys.keys
         if not (self.training and self._cut) or keys is None:

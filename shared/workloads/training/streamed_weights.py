@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList, register_parametrization
+from typing_extensions import override
 
 
 class CardCopy(nn.Module):
@@ -21,6 +22,7 @@ class CardCopy(nn.Module):
         self._device = device
         self._check = check
 
+    @override
     def forward(self, weight: Tensor) -> Tensor:
         return self._check(weight.to(self._device, copy=True))
 

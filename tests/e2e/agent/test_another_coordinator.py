@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from typing_extensions import override
 
 from shared.clock import SystemClock
 from shared.errors import InvalidName, Unauthorized, Unreachable
@@ -32,6 +33,7 @@ class Heard(httpx.AsyncBaseTransport):
         self.paths: list[str] = []
         self.secrets: list[str] = []
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.paths.append(request.url.path)
         if "authorization" in request.headers:
@@ -140,6 +142,7 @@ class Overtaken(Network):
         super().__init__(home.transport)
         self.home, self.taken = home, list[str]()
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/register") and not self.taken:
             self.taken.append(msgspec.json.decode(request.content)["nickname"])

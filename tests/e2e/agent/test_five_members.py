@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from typing_extensions import override
 
 from coordinator.config import Settings
 from coordinator.http.app import opened
@@ -47,6 +48,7 @@ class Tap(CountingProxy):
         super().__init__(target)
         self.sent = bytearray()
 
+    @override
     def passed(self, data: bytes, up: bool) -> None:
         super().passed(data, up)
         if up:

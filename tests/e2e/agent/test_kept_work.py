@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from typing_extensions import override
 
 from coordinator.intake import uploads
 from shared.errors import BY_CODE, InvalidFrame
@@ -32,6 +33,7 @@ class Interrupter(httpx.AsyncBaseTransport):
     def __init__(self, inner: httpx.AsyncBaseTransport, answers: list[httpx.Response]) -> None:
         self.inner, self.answers = inner, answers
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if self.answers and re.search("/uploads|/submit", request.url.path):
             await request.aread()
@@ -128,6 +130,7 @@ class FirstPartRefuser(httpx.AsyncBaseTransport):
         self.errors = 2
         self.parts: list[tuple[int, int]] = []  # task and part of each submission
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread() if request.method == "POST" else b""
         if request.url.path.endswith("/uploads") and self.errors and json.loads(body)["part"] == 0:

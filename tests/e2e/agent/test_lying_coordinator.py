@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from typing_extensions import override
 
 from coordinator.http.app import create_app
 from shared.errors import VolunteerError
@@ -125,6 +126,7 @@ class LiedTo(LocalMachine):
 
     liar: LyingCoordinator
 
+    @override
     def connect(self, network: Any = None, clock: Any = None) -> Callable[[Address, str], Client]:
         def made(address: Address, token: str) -> Client:
             return Client(

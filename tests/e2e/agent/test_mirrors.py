@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from coordinator.runs import publishing
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
@@ -57,6 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    @override
     def log_message(self, *args: object) -> None:
         pass
 

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from msgspec import convert
 from msgspec.structs import replace
+from typing_extensions import override
 
 from shared.errors import BadRequest
 from shared.protocol.members import MemberData
@@ -37,6 +38,7 @@ class Recorder(httpx.AsyncBaseTransport):
         self._inner = inner
         self.requests: list[tuple[str, bytes]] = []  # address, and the request with its body
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()
         head = f"{request.method} {request.url}\n{list(request.headers.raw)}\n".encode()
@@ -174,6 +176,7 @@ async def test_unusable_data_give_the_lease_back_and_the_numbers_too(
 class Vanishing(GptWorkload):
     """A workload whose files are deleted while it reads them."""
 
+    @override
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         path = data.chunk(0)
         path.unlink()

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from typing_extensions import override
+
 from coordinator.compute import Compute
 from coordinator.database import evaluations
 from coordinator.database.evaluations import EvaluationRow
@@ -47,6 +49,7 @@ class LateCompute(Compute):
         self._coordinator = coordinator
         self._fails = fails
 
+    @override
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
         later = self._coordinator.clock.now() + 10 * LEASE_S
         assert await taken_by_another(self._coordinator, later) is not None

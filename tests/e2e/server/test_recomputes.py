@@ -14,6 +14,7 @@ import httpx
 import pytest
 import torch
 from sqlalchemy import Connection, select, update
+from typing_extensions import override
 
 from coordinator.admin.command import NameRequest
 from coordinator.admin.runs import show
@@ -277,6 +278,7 @@ class NamesAnotherDevice(httpx.AsyncBaseTransport):
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/submit"):
             said = json.loads(await request.aread()) | {"device": "cuda:0"}

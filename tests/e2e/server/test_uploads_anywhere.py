@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typing_extensions import override
 
 from coordinator.database import tasks, upload_rows
 from coordinator.request_body import ClientGone
@@ -38,6 +39,7 @@ class RoundRobin(httpx.AsyncBaseTransport):
         self._next = itertools.cycle([home.transport for home in homes])
         self.requests = 0
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.requests += 1
         return await next(self._next).handle_async_request(request)

@@ -19,6 +19,7 @@ import transformers
 import uvicorn
 from sqlalchemy import Connection, select
 from torch import Tensor
+from typing_extensions import override
 
 from coordinator.database import evaluations, experience, runs
 from coordinator.database.inference.api_key_rows import has_contributed
@@ -365,6 +366,7 @@ class Forger(RolloutsWorkload):
     def __init__(self, change: Callable[[Records], Records]) -> None:
         self.change = change
 
+    @override
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         if job.kind != "selfplay":
             return super().begin(job, weights, data, device)
@@ -376,6 +378,7 @@ class ForgedAnswers(RolloutWork):
         super().__init__(*task)
         self._change = change
 
+    @override
     def result(self) -> tuple[Result, dict[str, Tensor]]:
         report, tensors = super().result()
         games = encode(self._change(decode(report.experience)))

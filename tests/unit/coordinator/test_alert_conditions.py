@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 
 import pytest
+from typing_extensions import override
 
 from coordinator.traffic import TrafficCounter
 from coordinator.upkeep.alert_conditions import (
@@ -28,6 +29,7 @@ def test_a_balancer_that_does_not_know_the_server_yet_is_no_alert() -> None:
         def do_GET(self) -> None:
             self.send_error(503)
 
+        @override
         def log_message(self, *args: object) -> None:
             pass
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import threading
 
+from typing_extensions import override
+
 from shared.programs.progress_line import ProgressLine
 
 
@@ -15,9 +17,11 @@ class Terminal(io.StringIO):
         super().__init__()
         self.terminal, self.signs = terminal, threading.Semaphore(0)
 
+    @override
     def isatty(self) -> bool:
         return self.terminal
 
+    @override
     def write(self, text: str) -> int:
         written = super().write(text)
         self.signs.release()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from typing_extensions import override
 
 from shared.programs.silence_watch import SilenceWatch, pause_watch, watch_silence
 
@@ -19,6 +20,7 @@ class Screen(io.StringIO):
         super().__init__()
         self.signs = threading.Semaphore(0)
 
+    @override
     def write(self, text: str) -> int:
         written = super().write(text)
         self.signs.release()

@@ -17,6 +17,7 @@ import httpx
 import msgspec
 import pytest
 from msgspec.structs import replace
+from typing_extensions import override
 
 from shared.clock import SystemClock
 from shared.errors import (
@@ -180,6 +181,7 @@ async def test_with_a_clock_that_is_wrong_by_years_work_goes_on_and_it_is_told(
 class Full(GptWorkload):
     """A workload for whose result there is no room."""
 
+    @override
     def begin(self, *args: Any) -> Any:
         raise StorageFull("no space is left for result.bin: free some and try again")
 
@@ -247,6 +249,7 @@ async def test_no_device_that_fits_any_run_says_what_is_missing(tmp_path: Path) 
 class Unplugged(GptWorkload):
     """A workload whose device is gone."""
 
+    @override
     def begin(self, *args: Any) -> Any:
         raise RuntimeError("CUDA error: no CUDA-capable device is detected")
 

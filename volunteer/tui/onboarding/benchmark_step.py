@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from textual.app import ComposeResult
+from typing_extensions import override
 
 from shared.errors import Forbidden, InvalidName, VolunteerError
 from shared.text import printable
@@ -28,9 +29,11 @@ class BenchmarkStep(Step):
         self._trouble = ""
         self._joining = False
 
+    @override
     def compose(self) -> ComposeResult:
         yield FunctionPanel(self._draw, title=N_("This machine"), id="machine", classes="card")
 
+    @override
     def begin(self, why: str = "") -> None:
         self.query_one("#machine").focus()
         if not self._joining:
@@ -61,6 +64,7 @@ class BenchmarkStep(Step):
             self._joining = False
             self.query_one("#machine", FunctionPanel).draw()
 
+    @override
     def proceed(self) -> None:
         if not self.choice.joined:
             self.begin()

@@ -9,6 +9,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.events import Paste
 from textual.widgets import Input
+from typing_extensions import override
 
 from shared.errors import BadRequest, Unreachable, VolunteerError
 from shared.network.links import is_loopback, parse_link, tidy_link
@@ -38,6 +39,7 @@ NAME_CELLS = 9  # least width of the labels of a coordinator's facts
 class LinkField(Field):
     """Text input that takes a pasted link whole, even if a mail broke it into lines."""
 
+    @override
     def _on_paste(self, event: Paste) -> None:
         event.stop()
         event.prevent_default()  # Input would keep the first line only
@@ -58,6 +60,7 @@ class JoinStep(Step):
         self._trouble = ""
         self._busy = ""
 
+    @override
     def compose(self) -> ComposeResult:
         yield LinkField(
             placeholder=_("paste your join link, or the address of a coordinator"), id="link"
@@ -65,6 +68,7 @@ class JoinStep(Step):
         yield FunctionPanel(self._verdict, id="answer")
         yield FunctionPanel(self._how, title=N_("How it works"), id="how", classes="card")
 
+    @override
     def begin(self, why: str = "") -> None:
         self._trouble = why
         field = self.query_one("#link", Input)
@@ -72,6 +76,7 @@ class JoinStep(Step):
         if field.value and not why and self.choice.server is None:
             self._check(field.value)  # typed before a control was attached
 
+    @override
     def proceed(self) -> None:
         if self.choice.server is not None:
             self.finish()

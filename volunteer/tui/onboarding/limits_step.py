@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from textual import on
 from textual.app import ComposeResult
+from typing_extensions import override
 
 from shared.errors import VolunteerError
 from volunteer.control import commands
@@ -37,12 +38,14 @@ class LimitsStep(Step):
     HEADING = N_("What may volunteer use?")
     KEYS = (*NEXT, (N_("space"), N_("change"), "start"), *BACK)
 
+    @override
     def compose(self) -> ComposeResult:
         yield SettingList(
             lambda: self.choice.settings, names=LIMITS, title="", id="asked", by_enter=False
         )
         yield FunctionPanel(self._help, id="setting-help")
 
+    @override
     def begin(self, why: str = "") -> None:
         self.run_worker(self._read(), group="limits")
 
@@ -58,10 +61,12 @@ class LimitsStep(Step):
         if not listing.key:
             listing.go(0)
 
+    @override
     def proceed(self) -> None:
         if not self._list.editing:
             self.finish()
 
+    @override
     def press_space(self) -> None:
         self._list.change()
 

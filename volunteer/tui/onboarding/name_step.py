@@ -7,6 +7,7 @@ from unicodedata import normalize
 from textual import on
 from textual.app import ComposeResult
 from textual.widgets import Input
+from typing_extensions import override
 
 from shared.errors import VolunteerError
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN, fits_nickname
@@ -37,6 +38,7 @@ class NameStep(Step):
         super().__init__(choice)
         self._trouble = ""
 
+    @override
     def compose(self) -> ComposeResult:
         yield Field(
             placeholder=_("a nickname; else your invitation's, or a made-up one"),
@@ -46,12 +48,14 @@ class NameStep(Step):
         yield FunctionPanel(self._verdict, id="verdict-name")
         yield FunctionPanel(self._sent, title=N_("What is sent"), id="sent", classes="card")
 
+    @override
     def begin(self, why: str = "") -> None:
         self._trouble = why
         field = self.query_one("#nickname", Input)
         field.focus()
         self.query_one("#verdict-name", FunctionPanel).draw()
 
+    @override
     def proceed(self) -> None:
         self._trouble = name_problem(self.choice.name)
         self.query_one("#verdict-name", FunctionPanel).draw()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
+from typing_extensions import override
 
 from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _
@@ -22,17 +23,21 @@ class ReadyStep(Step):
     HEADING = N_("Everything is ready.")
     KEYS = ((N_("enter"), N_("start"), "next"), *BACK)
 
+    @override
     def compose(self) -> ComposeResult:
         yield FunctionPanel(self._draw, id="ready")
 
+    @override
     def begin(self, why: str = "") -> None:
         self.query_one("#ready", FunctionPanel).focus()
 
+    @override
     def proceed(self) -> None:
         """Start the work."""
         if self.control is not None:
             self.volunteer.command(self.control.do(commands.Resume()), self.finish)
 
+    @override
     def press_space(self) -> None:
         self.proceed()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from textual import on
 from textual.app import ComposeResult
+from typing_extensions import override
 
 from shared.text import printable
 from shared.workloads.base import installed
@@ -34,18 +35,22 @@ class RunStep(Step):
     HEADING = N_("Which run do you want to help?")
     KEYS = (*NEXT, *BACK)
 
+    @override
     def compose(self) -> ComposeResult:
         yield Listing(COLUMNS, self._filling, id="choices", classes="card")
         yield FunctionPanel(self._about, id="about-run")
 
+    @override
     def begin(self, why: str = "") -> None:
         listing = self.query_one("#choices", Listing)
         listing.focus()
         listing.draw()
 
+    @override
     def proceed(self) -> None:
         self.query_one("#choices", Listing).action_choose()
 
+    @override
     def update_from(self, scene: Scene) -> None:
         self.query_one("#about-run", FunctionPanel).draw()
 

@@ -10,6 +10,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Container, Vertical
 from textual.widgets import ContentSwitcher, Input
+from typing_extensions import override
 
 from volunteer.i18n.catalogue import N_, _
 from volunteer.tui import keys
@@ -42,6 +43,7 @@ class StepKeys(Bar):
         super().__init__(id=id)
         self._step = step
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         typing = isinstance(self.screen.focused, Input)
         spans: list[Span] = []
@@ -154,6 +156,7 @@ class Onboarding(Page):
         self.at = 0
         self._control_seen = False
 
+    @override
     def compose(self) -> ComposeResult:
         yield FunctionPanel(self._title, id="title")
         with Container(id="body"), Vertical(id="frame"):
@@ -164,6 +167,7 @@ class Onboarding(Page):
                     yield step(self.choice)
         yield StepKeys(lambda: self.step, id="keys")
 
+    @override
     def on_mount(self) -> None:
         super().on_mount()
         self._go(0)
@@ -177,6 +181,7 @@ class Onboarding(Page):
         self.choice.joined = control.status.joined
         self._go(self._first_reachable)
 
+    @override
     def useful(self, command: keys.KeyCommand) -> bool:
         """Return True if a key has an effect on the present step."""
         match command.action:
@@ -206,6 +211,7 @@ class Onboarding(Page):
         self.step.begin(why)
         self.call_after_refresh(lambda: self.show(self.volunteer.scene(), at_once=True))
 
+    @override
     def update_from(self, scene: Scene) -> None:
         self._begin_unanswered()
         self.step.update_from(scene)

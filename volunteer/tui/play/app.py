@@ -13,6 +13,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.filter import LineFilter
+from typing_extensions import override
 
 from shared.errors import VolunteerError
 from shared.workloads.games import LEVELS, BoardAnalysis, MoveReply
@@ -47,6 +48,7 @@ class GameBar(Bar):
 
     game = Game()
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return (state_line(self.game, width, scene.glyphs.ellipsis),)
 
@@ -56,9 +58,11 @@ class GameFacts(Panel):
 
     game = Game()
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return fact_lines(self.game, width, height)
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         return self.game.run, ""
 
@@ -66,6 +70,7 @@ class GameFacts(Panel):
 class GameKeys(Bar):
     """Footer with the keys of the game."""
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         line, self.hits = key_line(scene, width, ACTIONS)
         return (line,)
@@ -116,6 +121,7 @@ class PlayApp(App[int]):
         apply_theme(self, look)
         self.set_class(look.ascii, "-ascii")
 
+    @override
     def compose(self) -> ComposeResult:
         yield GameBar(id="state")
         with Horizontal(id="game"):
@@ -127,9 +133,11 @@ class PlayApp(App[int]):
         self.call_after_refresh(self._draw)
         self._run(self._sit(self._version))
 
+    @override
     def get_theme_variable_defaults(self) -> dict[str, str]:
         return themes.DARK if self.current_theme.dark else themes.LIGHT
 
+    @override
     def get_line_filters(self) -> Sequence[LineFilter]:
         filters = super().get_line_filters()
         return [*filters, self._ascii] if self._ascii.enabled else filters

@@ -10,6 +10,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Click
 from textual.screen import ModalScreen
+from typing_extensions import override
 
 from volunteer.control.commands import How
 from volunteer.control.status import TaskStatus
@@ -64,6 +65,7 @@ class LeaveChoices(Panel):
         super().__init__(id="choices")
         self.at = 0
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return choice_lines(scene.view, self.at, width, scene.glyphs)
 
@@ -114,6 +116,7 @@ class Quit(ModalScreen[How | None]):
         super().__init__()
         self._scene = scene
 
+    @override
     def compose(self) -> ComposeResult:
         with Vertical(id="quit", classes="card dialog") as dialog:
             dialog.border_title = _("Leave?")

@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import Static
+from typing_extensions import override
 
 from shared.network.links import is_loopback
 from shared.network.qr import qr_rows
@@ -54,6 +55,7 @@ class CopyText(ModalScreen[None]):
         self._text = text
         self._code = qr_rows(text)
 
+    @override
     def compose(self) -> ComposeResult:
         yield Static(self._title, id="title", markup=False)
         yield Static(self._what, id="what", markup=False)

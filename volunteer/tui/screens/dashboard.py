@@ -13,6 +13,7 @@ import msgspec
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
+from typing_extensions import override
 
 from volunteer.i18n.catalogue import N_
 from volunteer.tui import keys
@@ -118,6 +119,7 @@ class Dashboard(Page):
         self.turn = 0
         self._turns = 1
 
+    @override
     def body(self) -> ComposeResult:
         yield Brief(id="brief")
         with Horizontal(id="cards"):
@@ -137,6 +139,7 @@ class Dashboard(Page):
                     yield CreditsCard(id="low-credits", classes="card")
                     yield RunCard(id="low-run", classes="card")
 
+    @override
     def on_mount(self) -> None:
         self._arrange(self.app.size.width, self.app.size.height)
         super().on_mount()
@@ -160,6 +163,7 @@ class Dashboard(Page):
         credits_last = "run" not in arrangement.cards
         self.query_one("#credits").styles.height = "1fr" if credits_last else 9
 
+    @override
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Return True if an action would have an effect now."""
         if action == "turn":

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
+from typing_extensions import override
 
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
@@ -128,6 +129,7 @@ class DevicePage(QueryPage):
         self._read_at = float("-inf")
         self._wanted_duty: dict[str, int] = {}  # set here, not in the settings yet
 
+    @override
     def body(self) -> ComposeResult:
         with Vertical():
             yield Listing(COLUMNS, self._filling, id="devices")
@@ -141,6 +143,7 @@ class DevicePage(QueryPage):
                     self._task_lines, title=N_("Tasks for this device"), id="given", classes="card"
                 )
 
+    @override
     def queries(self) -> dict[str, PageQuery]:
         run = self.volunteer.view.run()
         queries: dict[str, PageQuery] = {
@@ -150,6 +153,7 @@ class DevicePage(QueryPage):
             queries["workers"] = lambda control: control.query(endpoints.WORKERS, run=run)
         return queries
 
+    @override
     def update_from(self, scene: Scene) -> None:
         """Request fresh sensor readings while this page is visible."""
         super().update_from(scene)
@@ -284,6 +288,7 @@ class DevicePage(QueryPage):
             self.volunteer.tell(error.message, "error")
         self.query_now({"settings": lambda control: control.do(commands.GetSettings())})
 
+    @override
     def reply_arrived(self, name: str) -> None:
         """Drop the wanted shares once the settings contain them all."""
         setting = self._setting("device_duty") or {}

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from textual import on
 from textual.app import ComposeResult
+from typing_extensions import override
 
 from shared.errors import VolunteerError, why
 from shared.settings import SettingRow
@@ -49,10 +50,12 @@ class Tail(Listing):
 
     following = True
 
+    @override
     def go(self, number: int) -> None:
         self.following = number >= len(self.rows) - 1
         super().go(number)
 
+    @override
     def place(self, rows: Sequence[Row]) -> int | None:
         return len(rows) - 1 if self.following else None
 
@@ -103,6 +106,7 @@ class LogPage(Page):
         self._rows: tuple[Row, ...] = ()
         self._rows_of: tuple[int, str, str, str] = (-1, "", "", "")
 
+    @override
     def body(self) -> ComposeResult:
         yield ChoiceRow(self.CHOICES, lambda: self.active_choice, id="span")
         yield Finder(id="finder")

@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.events import Resize
 from textual.screen import ModalScreen
+from typing_extensions import override
 
 from volunteer.i18n.catalogue import N_, _
 from volunteer.tui import keys
@@ -95,6 +96,7 @@ class HelpText(Panel):
         self._page_keys = actions
         self._first = first
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return help_lines(self._page_keys, scene, width, first=self._first)
 
@@ -119,6 +121,7 @@ class Help(ModalScreen[None]):
         self._page_keys = actions
         self._first = first
 
+    @override
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help", classes="card dialog") as box:
             box.border_title = _("Help")

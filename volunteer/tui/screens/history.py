@@ -8,6 +8,7 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
+from typing_extensions import override
 
 from shared.protocol import endpoints
 from shared.protocol.contributions import Verdict
@@ -103,6 +104,7 @@ class History(QueryPage):
         self._pages = 0
         self._cursor = ""
 
+    @override
     def body(self) -> ComposeResult:
         with Horizontal(id="columns"):
             with Vertical(id="list"):
@@ -115,6 +117,7 @@ class History(QueryPage):
                     self._detail, title=self._detail_title, id="detail", classes="card"
                 )
 
+    @override
     def queries(self) -> dict[str, PageQuery]:
         return {
             "history": lambda control: control.page(endpoints.CONTRIBUTIONS),
@@ -185,6 +188,7 @@ class History(QueryPage):
                 {"older": lambda control: control.page(endpoints.CONTRIBUTIONS, cursor=cursor)}
             )
 
+    @override
     def reply_arrived(self, name: str) -> None:
         page: VerdictPage | None = self.reply(name).value
         if name == "older" and page is not None:

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import ClassVar, Literal
 
 from textual.app import ComposeResult
+from typing_extensions import override
 
 from shared.protocol import endpoints
 from shared.protocol.accounts import Me, WorkerInfo
@@ -87,9 +88,11 @@ class MachinesPage(QueryPage):
         """Return to the previous page."""
         self.dismiss()
 
+    @override
     def body(self) -> ComposeResult:
         yield Listing(COLUMNS, self._filling, id="machines")
 
+    @override
     def queries(self) -> dict[str, PageQuery]:
         return {"me": lambda control: control.query(endpoints.ME)}
 

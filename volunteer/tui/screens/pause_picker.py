@@ -12,6 +12,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
+from typing_extensions import override
 
 from volunteer.control import commands
 from volunteer.control.commands import pause_end
@@ -50,6 +51,7 @@ class PausePicker(ModalScreen[None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "close", show=False)]
 
+    @override
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = _("Pause")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
+from typing_extensions import override
 
 from shared.protocol import endpoints
 from shared.protocol.listings import LeaderRow
@@ -65,11 +66,13 @@ class LeaderboardPage(QueryPage):
     }
     """
 
+    @override
     def body(self) -> ComposeResult:
         yield ChoiceRow(self.CHOICES, lambda: self.active_choice, id="span")
         yield Listing(COLUMNS, self._filling, id="ranks")
         yield FunctionPanel(self._place, id="place")
 
+    @override
     def queries(self) -> dict[str, PageQuery]:
         days = int(self.active_choice)
         return {f"ranks {days}": lambda control: control.query(endpoints.LEADERBOARD, days=days)}

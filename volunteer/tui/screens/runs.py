@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
+from typing_extensions import override
 
 from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
@@ -101,6 +102,7 @@ class RunsPage(QueryPage):
     }
     """
 
+    @override
     def body(self) -> ComposeResult:
         with Horizontal(id="columns"):
             with Vertical(id="all"):
@@ -109,6 +111,7 @@ class RunsPage(QueryPage):
             with Vertical(id="about"):
                 yield FunctionPanel(self._detail, title=self._title, id="detail", classes="card")
 
+    @override
     def queries(self) -> dict[str, PageQuery]:
         queries: dict[str, PageQuery] = {
             "runs": lambda control: control.query(endpoints.RUNS),

@@ -10,6 +10,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Input
+from typing_extensions import override
 
 from shared.errors import VolunteerError
 from shared.settings import SettingRow
@@ -83,6 +84,7 @@ class SettingsPage(QueryPage):
         super().__init__()
         self._undo: deque[dict[str, object]] = deque(maxlen=UNDO_MAX)
 
+    @override
     def body(self) -> ComposeResult:
         with Vertical():
             yield Finder(id="finder")
@@ -90,6 +92,7 @@ class SettingsPage(QueryPage):
                 yield SettingList(self.rows, empty=self._empty)
                 yield FunctionPanel(self._about, title=self._title, id="about", classes="card")
 
+    @override
     def queries(self) -> dict[str, PageQuery]:
         return {"settings": lambda control: control.do(commands.GetSettings())}
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.events import Resize
+from typing_extensions import override
 
 from shared.errors import VolunteerError
 from shared.protocol.versions import VersionInfo
@@ -122,12 +123,14 @@ class SamplesPage(Page):
         self._loading = False
         self._error = ""
 
+    @override
     def body(self) -> ComposeResult:
         yield FunctionPanel(self._slider, id="slider")
         with Horizontal(id="both"):
             yield SampleView(id="before")
             yield SampleView(id="after")
 
+    @override
     def on_mount(self) -> None:
         super().on_mount()
         self._arrange(self.app.size.width)
@@ -172,6 +175,7 @@ class SamplesPage(Page):
         versions = (beat.version if beat else 0, info.version if info else 0)
         return max(*versions, self.history.head)
 
+    @override
     def update_from(self, scene: Scene) -> None:
         """Load newer versions while the page shows the newest, or none."""
         newest = self.history.rows.get(self.history.head)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.segment import Segment
 from textual.color import Color
 from textual.filter import LineFilter
+from typing_extensions import override
 
 from volunteer.tui.text import ascii_only
 
@@ -21,6 +22,7 @@ _TABLE = {ord(sign): plain for sign, plain in _LINES.items()}
 class AsciiFilter(LineFilter):
     """Replaces every sign by an ASCII one of the same width."""
 
+    @override
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [
             segment

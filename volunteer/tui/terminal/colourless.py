@@ -9,6 +9,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.color import Color
 from textual.filter import LineFilter
+from typing_extensions import override
 
 GROUND = 0.12  # a background that differs more from the page's becomes reversed text
 DIM = 0.35  # text with less contrast to its background becomes dim
@@ -17,6 +18,7 @@ DIM = 0.35  # text with less contrast to its background becomes dim
 class Colourless(LineFilter):
     """Removes the colours from every line."""
 
+    @override
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         ground = background.brightness
         return [

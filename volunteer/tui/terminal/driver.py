@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from typing_extensions import override
+
 # Window titles (xterm's controls OSC 2, CSI 22 t and 23 t); the kernel's console has none.
 TITLED = os.environ.get("TERM", "dumb") not in ("linux", "dumb")
 KEEP_TITLE, RESTORE_TITLE = "\x1b[22;2t", "\x1b[23;2t"
@@ -84,6 +86,7 @@ def lasting_driver() -> type[Driver] | None:
             self._title = ""
             self._raw: list[Any] | None = None  # modes of the terminal while the screen is shown
 
+        @override
         def start_application_mode(self) -> None:
             super().start_application_mode()  # type: ignore[no-untyped-call]
             self._raw = termios.tcgetattr(self.fileno) if self.input_tty else None
@@ -91,6 +94,7 @@ def lasting_driver() -> type[Driver] | None:
             if TITLED:
                 self.write(KEEP_TITLE)
 
+        @override
         def stop_application_mode(self) -> None:
             if TITLED:
                 self.write(RESTORE_TITLE)
@@ -102,6 +106,7 @@ def lasting_driver() -> type[Driver] | None:
                 self._title = title
                 self.write(f"\x1b]2;{title}\x07")
 
+        @override
         def _sigcont_application(self, *args: Any) -> None:
             """Continue after a stop, and repaint, because lines of the shell cover the screen.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from rich.cells import cell_len
 from textual.dom import DOMNode
 from textual.events import Click
+from typing_extensions import override
 
 from volunteer.i18n.catalogue import _
 from volunteer.tui import keys
@@ -52,6 +53,7 @@ class TabBar(Bar):
         super().__init__(id="tabs")
         self.here = here
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         link = connection(scene.view, scene.now, scene.glyphs)
         end: Line = ((f"{link.sign} {link.word} ", link.role),)
@@ -100,6 +102,7 @@ def _tabs(here: str, titles: bool, gap: str) -> tuple[Line, tuple[Hit, ...]]:
 class StateBar(Bar):
     """Status bar: state and reason; during an outage, the functions that still work."""
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         control = cast("VolunteerApp", self.app).control
         return (state_line(scene, width, background=control is not None and control.remote),)
@@ -135,10 +138,12 @@ def state_line(scene: Scene, cells: int, *, background: bool = False) -> Line:
 class NewsBar(Bar):
     """Announcement of the organiser until it is read; no row without one."""
 
+    @override
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
         self.display = bool(scene.view.status.announcements)
         super().show(scene, at_once=at_once)
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         announcements = scene.view.status.announcements
         if not announcements:
@@ -154,6 +159,7 @@ class NewsBar(Bar):
 class KeyBar(Bar):
     """Footer with the keys that have an effect now."""
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         field = self.screen.focused
         if isinstance(field, Field) and field.brief:  # other keys type letters into it

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from textual.events import Click
 from textual.message import Message
+from typing_extensions import override
 
 from shared.workloads.games import COLUMNS
 from volunteer.i18n.catalogue import _
@@ -115,9 +116,11 @@ class Board(Panel):
         super().__init__(id="board", classes="card")
         self.state = BoardState()
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return board_lines(self.state, width, height, scene.glyphs)
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         size = self.state.size
         return _("Board"), f"{size} x {size}" if size else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.cells import cell_len
+from typing_extensions import override
 
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.text import duration
@@ -48,10 +49,12 @@ def fact(name: str, *spans: Span) -> Line:
 class DeviceCard(Panel):
     """Card of the shown device: state, speed, memory, heat, power."""
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         device = device_of(scene)
         return _("Device"), device.id if device else ""
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return device_lines(scene, width, height)
 
@@ -141,6 +144,7 @@ def power_span(sensed: Sensed) -> Span:
 class CreditsCard(Panel):
     """Card of the account: balance, today's and pending credits, rank."""
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
         account = (
@@ -153,6 +157,7 @@ class CreditsCard(Panel):
         age_words = age(scene) if status.me is not None else ""
         return f"{_('Credits')}{suffix}", age_words or _("answers for credits")
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return aged(credit_lines(scene, width, height), scene)
 
@@ -206,11 +211,13 @@ def _work(me: Me, cells: int, glyphs: Glyphs) -> list[Span]:
 class RunCard(Panel):
     """Card of this machine's run: version, loss, progress, next merge, helpers."""
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         run = scene.view.run()
         info = scene.view.info(run)
         return (run or _("Run")), (age(scene) or info.workload) if info else ""
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return aged(run_lines(scene, width, height), scene)
 

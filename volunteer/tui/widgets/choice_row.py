@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rich.cells import cell_len
+from typing_extensions import override
 
 from volunteer.i18n.catalogue import _
 from volunteer.tui.text import Line, Span
@@ -34,6 +35,7 @@ class ChoiceRow(Bar):
         self._options = tuple(options)
         self._active = choice
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         spans: list[Span] = [(f" {KEY} ", "key")]
         at = len(KEY) + 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from volunteer.i18n.catalogue import _
 from volunteer.i18n.formats import credit
 from volunteer.text import loss
@@ -16,6 +18,7 @@ from volunteer.tui.widgets.task import stage_share
 class Brief(Panel):
     """Panel with the most important facts first."""
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return brief(scene, width, height)
 

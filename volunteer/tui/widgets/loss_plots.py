@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from volunteer.i18n.catalogue import _
 from volunteer.text import loss, measure_heading
 from volunteer.tui.text import Line, short_number
@@ -17,6 +19,7 @@ from volunteer.tui.widgets.raster import average
 class TaskPlot(Plot):
     """Loss of the shown task, or of the last one: every step dim, the mean bold."""
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         curve = self._curve(scene)
         if curve is None:
@@ -31,6 +34,7 @@ class TaskPlot(Plot):
         value = f" {loss(newest)}" if newest is not None else ""
         return _("Loss of task {task}", task=curve.task) + value, subtitle
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         curve = self._curve(scene)
         if curve is None or curve.points or not curve.preview:
@@ -39,6 +43,7 @@ class TaskPlot(Plot):
         rows = preview_lines(curve.preview, curve.metrics, width - 2, height)
         return [((" ", "text"), *row) for row in rows]
 
+    @override
     def subject(self, scene: Scene) -> object:
         curve = self._curve(scene)
         return None if curve is None else curve.task
@@ -48,6 +53,7 @@ class TaskPlot(Plot):
         number = task.task if task is not None and task.phase in ("train", "upload") else None
         return scene.view.curve(number)
 
+    @override
     def chart(self, scene: Scene) -> Chart:
         curve = self._curve(scene)
         if curve is None and _solves(scene):
@@ -82,6 +88,7 @@ def _solves(scene: Scene) -> bool:
 class ModelPlot(Plot):
     """Loss of the run's model by version, with marks at this volunteer's contributions."""
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         model = scene.view.models.get(scene.view.run())
         newest = last_value(model.points) if model else None
@@ -97,6 +104,7 @@ class ModelPlot(Plot):
         of = "" if " " in measure_name else " " + _("of the model")  # a long name needs the room
         return f"{measure_name}{of}{value}", share
 
+    @override
     def chart(self, scene: Scene) -> Chart:
         model = scene.view.models.get(scene.view.run())
         if model is None or not model.points:

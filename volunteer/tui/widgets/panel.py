@@ -20,6 +20,7 @@ from textual.events import Resize
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
+from typing_extensions import override
 
 from shared.text import printable
 from volunteer.control.commands import How
@@ -129,6 +130,7 @@ class Panel(Widget):
         self.draw()
         self.refresh()
 
+    @override
     def notify_style_update(self) -> None:
         super().notify_style_update()
         self._styles = {}
@@ -154,6 +156,7 @@ class Panel(Widget):
         ink = Color.parse(colours[look.ink])
         return Style(color=ink.rich_color, bgcolor=paper.rich_color, bold=look.bold or None)
 
+    @override
     def render_line(self, y: int) -> Strip:
         width = self.content_size.width
         base = self._style("text")
@@ -192,8 +195,10 @@ class FunctionPanel(Panel):
         self._function = draw
         self._title = title
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return self._function(scene, width, height)
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         return (_(self._title), "") if isinstance(self._title, str) else self._title(scene)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import msgspec
+from typing_extensions import override
 
 from shared.workloads.declaration import Measure
 from volunteer.i18n.catalogue import localized
@@ -63,6 +64,7 @@ class Plot(Panel):
     def chart(self, scene: Scene) -> Chart:
         """Return the chart of a scene."""
 
+    @override
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
         """Draw a scene, or only its titles while the curve is not due, since a number in a title
         must not be older than the same number on another panel. A new subject is drawn at once.
@@ -72,6 +74,7 @@ class Plot(Panel):
         super().show(scene, at_once=at_once or other)
         self.draw_heading()
 
+    @override
     def hurry(self, scene: Scene) -> None:
         """Draw only the titles, and the curve too if its subject is new."""
         if self.subject(scene) == self._subject:
@@ -83,6 +86,7 @@ class Plot(Panel):
         """Return the run or task whose curve is drawn."""
         return scene.view.run()
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return plot(self.chart(scene), width, height, scene.glyphs)
 
@@ -102,12 +106,15 @@ class FunctionPlot(Plot):
         self._chart = chart
         self._title = title
 
+    @override
     def chart(self, scene: Scene) -> Chart:
         return self._chart(scene)
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         return self._title(scene)
 
+    @override
     def subject(self, scene: Scene) -> object:
         return self._title(scene)
 

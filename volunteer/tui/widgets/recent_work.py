@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
 from rich.cells import cell_len
+from typing_extensions import override
 
 from shared.protocol.contributions import Verdict
 from volunteer.i18n.catalogue import N_, _, translated
@@ -45,6 +46,7 @@ VERDICTS = {
 class Contributions(Panel):
     """Card of the verdicts, newest first."""
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
         waiting = 0 if status.online else status.queued  # counted only when an outage begins
@@ -52,6 +54,7 @@ class Contributions(Panel):
         of = next(iter(runs)) if len(runs) == 1 else ""  # otherwise each line names its run
         return _("Contributions"), _("{n} waiting to be sent", n=waiting) if waiting else of
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         verdicts = scene.view.status.verdicts
         if not verdicts:
@@ -124,6 +127,7 @@ def verdict_line(verdict: Verdict, reason: str, cells: int, glyphs: Glyphs, *, n
 class SampleCard(Panel):
     """Card with samples of the first and newest version; until then, the picture of the task."""
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         model = scene.view.models.get(scene.view.run())
         sampled = model is not None and model.last_sample is not None
@@ -133,6 +137,7 @@ class SampleCard(Panel):
         drawing = is_drawing(text) or (model is not None and model.last_picture is not None)
         return _("What the model draws") if drawing else _("What the model writes"), ""
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return sample_lines(scene, width, height)
 

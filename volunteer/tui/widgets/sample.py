@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from textual.app import ComposeResult
 from textual.containers import Container
 from textual.content import Content
+from typing_extensions import override
 
 from shared.errors import VolunteerError
 from shared.protocol.versions import VersionInfo
@@ -37,6 +38,7 @@ class PictureView(Panel):
 
     picture: Picture | None = None
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return () if self.picture is None else half_blocks(self.picture, width, height)
 
@@ -56,6 +58,7 @@ class SampleText(Panel):
     top = 0
     rows = 0
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         if self.picture is not None:
             return shades(self.picture, width, height)
@@ -81,6 +84,7 @@ class SampleView(Container):
         super().__init__(id=id)
         self._version: int | None = None
 
+    @override
     def compose(self) -> ComposeResult:
         yield SampleText()
         yield PictureView()

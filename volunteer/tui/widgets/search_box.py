@@ -8,6 +8,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import Input
+from typing_extensions import override
 
 from volunteer.i18n.catalogue import _
 
@@ -50,6 +51,7 @@ class Finder(Field):
         self.value = ""
         self._close()
 
+    @override
     async def action_submit(self) -> None:
         self._close()
 

@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.message import Message
 from textual.widgets import Input
+from typing_extensions import override
 
 from shared.errors import Configuration
 from shared.settings import SettingRow
@@ -103,6 +104,7 @@ class SettingList(Vertical):
         self._trouble = ""
         self.needle = ""  # only settings with this text are listed
 
+    @override
     def compose(self) -> ComposeResult:
         yield Listing(COLUMNS, self._filling, id="list", by_enter=self._by_enter)
         with Vertical(id="editing"):

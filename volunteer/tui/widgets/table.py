@@ -16,6 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Blur, Click, Focus, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 from textual.strip import Strip
+from typing_extensions import override
 
 from volunteer.i18n.catalogue import _, pgettext
 from volunteer.tui.text import Line, Span, fit, paragraph
@@ -138,6 +139,7 @@ class Listing(Panel):
             self.key = key
 
         @property
+        @override
         def control(self) -> Listing:
             return self.listing
 
@@ -170,6 +172,7 @@ class Listing(Panel):
 
     # Drawing.
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         self._filled = self._filling(scene)
         return self._filled.title, self._filled.subtitle
@@ -178,6 +181,7 @@ class Listing(Panel):
     def rows(self) -> tuple[Row, ...]:
         return self._filled.rows
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         rows = self._filled.rows
         if not rows:
@@ -233,6 +237,7 @@ class Listing(Panel):
         """Return the row on which the cursor must stand; None: where the keys moved it."""
         return None
 
+    @override
     def render_line(self, y: int) -> Strip:
         strip = super().render_line(y)
         head = self._titled(self.content_size.height)
@@ -247,6 +252,7 @@ class Listing(Panel):
             self._cursor_style = Style(bgcolor=(ground + tint).rich_color)
         return self._cursor_style
 
+    @override
     def notify_style_update(self) -> None:
         super().notify_style_update()
         self._cursor_style = None
@@ -291,6 +297,7 @@ class Listing(Panel):
     def action_edge(self, to: int) -> None:
         self.go(len(self._filled.rows) - 1 if to > 0 else 0)
 
+    @override
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Return False for enter if the page has its own use of the key."""
         if action == "choose" and not self._by_enter:

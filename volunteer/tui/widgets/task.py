@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.cells import cell_len
+from typing_extensions import override
 
 from volunteer.control.event_sentences import YOU
 from volunteer.control.events import AUDIT
@@ -38,6 +39,7 @@ _AT = {"claimed": 0, "fetch": 1, "train": 2, "upload": 3, "checking": 4}
 class TaskCard(Panel):
     """Card of the shown device's task."""
 
+    @override
     def heading(self, scene: Scene) -> tuple[str, str]:
         task = scene.view.task(scene.device)
         if task is None:
@@ -56,6 +58,7 @@ class TaskCard(Panel):
         title = f"{named} {scene.glyphs.dot} {task.run}"
         return title, f"{task.device}{of}"
 
+    @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         task = scene.view.task(scene.device)
         if task is None:

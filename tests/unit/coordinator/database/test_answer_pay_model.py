@@ -14,6 +14,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from sqlalchemy import Connection, select
+from typing_extensions import override
 
 from coordinator.accounts.suspension import suspend, unsuspend
 from coordinator.database.engine.open_database import Database
@@ -274,6 +275,7 @@ class Books(RuleBasedStateMachine):
                 earned_micro=free, escrow_micro=sum(a.amount for a in self.stakes(name))
             )
 
+    @override
     def teardown(self) -> None:
         assert self.runner.run(self.db.read(check_ledger)) == []
 

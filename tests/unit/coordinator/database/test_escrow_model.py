@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
 )
 from sqlalchemy import Connection, update
+from typing_extensions import override
 
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.reversals import Reversals
@@ -320,6 +321,7 @@ class Books(RuleBasedStateMachine):
         )
         assert self.total("stranger", "earned") <= before
 
+    @override
     def teardown(self) -> None:
         assert self.runner.run(Ledger(self.db).check()) == ()
 

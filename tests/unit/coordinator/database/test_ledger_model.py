@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     rule,
 )
 from sqlalchemy import Connection
+from typing_extensions import override
 
 from coordinator.accounts.ledger import Ledger
 from coordinator.database.engine.open_database import Database
@@ -255,6 +256,7 @@ class Books(RuleBasedStateMachine):
                 found.escrow_micro,
             ] == expected  # fmt: skip
 
+    @override
     def teardown(self) -> None:
         # Of escrow there are events only: its rows belong to contributions that are stored.
         found = self.runner.run(Ledger(self.db).check())

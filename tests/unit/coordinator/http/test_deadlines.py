@@ -9,6 +9,7 @@ import asyncio
 from typing import Any, cast
 
 import pytest
+from typing_extensions import override
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -29,25 +30,33 @@ class Wire(asyncio.Transport):
         self.unread = 0  # bytes the client does not take
         self.address = address
 
+    @override
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return (self.address, 5) if name == "peername" else default
 
+    @override
     def write(self, data: Any) -> None:
         self.sent += bytes(data)
 
+    @override
     def close(self) -> None:
         self.closed = True
 
+    @override
     def abort(self) -> None:
         self.aborted = True
 
+    @override
     def is_closing(self) -> bool:
         return self.closed
 
+    @override
     def pause_reading(self) -> None: ...
 
+    @override
     def resume_reading(self) -> None: ...
 
+    @override
     def get_write_buffer_size(self) -> int:
         return self.unread
 

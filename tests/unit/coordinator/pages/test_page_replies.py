@@ -6,6 +6,8 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from coordinator.pages.page_replies import send_file
 from coordinator.storage.blobs import DiskBlobs
 
@@ -13,6 +15,7 @@ from coordinator.storage.blobs import DiskBlobs
 class Elsewhere(DiskBlobs):
     """A store that volunteers reach."""
 
+    @override
     async def url(self, sha256: str) -> str:
         return f"https://store.example/{sha256}?signature"
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from sqlalchemy import Connection, select, update
+from typing_extensions import override
 
 from coordinator.accounts.accounts import Principal
 from coordinator.database import invariants, tasks
@@ -196,6 +197,7 @@ class MemberMachine(RuleBasedStateMachine):
                 for pass_no in range(row.first_pass, row.pass_no):
                     assert ends[who.worker_id, pass_no] == row.samples
 
+    @override
     def teardown(self) -> None:
         if not hasattr(self, "run_id"):
             return

@@ -24,6 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from sqlalchemy import Connection, select, update
+from typing_extensions import override
 
 from coordinator.accounts.accounts import Principal
 from coordinator.database import tasks
@@ -302,6 +303,7 @@ class QueueMachine(RuleBasedStateMachine):
         )
         return [sample for start, stop in ranges for sample in range(start, stop)]
 
+    @override
     def teardown(self) -> None:
         if not hasattr(self, "model"):
             return

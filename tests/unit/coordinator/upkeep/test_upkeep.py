@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from structlog.testing import capture_logs
+from typing_extensions import override
 
 from coordinator.database import datasets, unreferenced_blobs
 from coordinator.database import recomputes as recompute_rows
@@ -147,6 +148,7 @@ async def test_pieces_of_uploads_stay_until_every_upload_that_had_them_has_ended
         def __init__(self) -> None:
             self.swept = list[float]()
 
+        @override
         async def sweep(self, before: float) -> None:
             self.swept.append(before)
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
+from typing_extensions import override
 
 from coordinator.database import runs
 from coordinator.database.members import member_rows
@@ -207,6 +208,7 @@ class Readings(GptWorkload):
 
     dataset_kinds = ("readings",)
 
+    @override
     def dataset(
         self, request: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
     ) -> DatasetManifest:
@@ -226,9 +228,11 @@ class Readings(GptWorkload):
             meta={"fields": "mmHg"},
         )
 
+    @override
     def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
         return [chunk.items for chunk in manifest.chunks]
 
+    @override
     def items_per_sample(self, config: Config) -> int:
         return 1
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from shared.errors import (
     BadRequest,
@@ -239,6 +240,7 @@ def test_a_restarted_volunteer_still_knows_what_became_of_its_contributions(tmp_
 class Full(FileIO):
     """A file on a disk that is full."""
 
+    @override
     def write(self, data: object) -> int:
         raise OSError(errno.ENOSPC, "no space left on device")
 

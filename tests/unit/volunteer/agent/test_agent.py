@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from msgspec.structs import replace
+from typing_extensions import override
 
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import tasks as tasks_table
@@ -197,6 +198,7 @@ class Newer(httpx.AsyncBaseTransport):
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self._inner = inner
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         response = await self._inner.handle_async_request(request)
         headers = {"x-request-id": response.headers["x-request-id"]}
@@ -388,6 +390,7 @@ async def test_a_banned_volunteer_ends_for_good(tmp_path: Path) -> None:
 class Broken(GptWorkload):
     """A workload that cannot begin."""
 
+    @override
     def begin(self, *args: Any) -> Any:
         raise RuntimeError("the device fell off the bus")
 
@@ -411,6 +414,7 @@ async def test_a_failing_device_says_so_and_waits_longer_each_time(tmp_path: Pat
 class Greedy(GptWorkload):
     """A workload that does not fit the memory at first."""
 
+    @override
     def begin(self, *args: Any) -> Any:
         work = super().begin(*args)
         advance = work.advance

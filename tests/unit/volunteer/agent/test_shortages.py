@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from typing_extensions import override
 
 from shared.units import HOUR_S
 from shared.workloads.gpt.workload import GptWorkload
@@ -39,6 +40,7 @@ SHORTAGE = Shortage(
 class Huge(GptWorkload):
     """A workload whose smallest piece of a batch does not fit the memory, in one run."""
 
+    @override
     def begin(self, job: Any, *rest: Any) -> Any:
         work = super().begin(job, *rest)
         if job.run == "tiny":

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn.utils.parametrize import is_parametrized
+from typing_extensions import override
 
 from shared.protocol.accounts import Device
 from shared.workloads.base import Data, Job, Weights, Work
@@ -34,6 +35,7 @@ class Watched(GptWorkload):
         self.begun: list[StepWork] = []
         self._state_bytes = state_bytes
 
+    @override
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         if device != "cpu" and sum(value.nbytes for value in weights.values()) > self._state_bytes:
             raise torch.OutOfMemoryError("out of memory")

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 import pytest
+from typing_extensions import override
 
 from coordinator.database import runs
 from shared.clock import ServerClock
@@ -91,6 +92,7 @@ class Desk(httpx.AsyncBaseTransport):
         self.empty = True  # False: every upload still needs all its bytes
         self.piece_s = 0.0  # duration of a piece of an upload
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
         if request.method == "PUT":
@@ -138,6 +140,7 @@ class HeardBus(EventBus):
         super().__init__(clock)
         self.events: list[AnyEvent] = []
 
+    @override
     def emit(self, event: AnyEvent) -> None:
         self.events.append(event)
         super().emit(event)
@@ -532,6 +535,7 @@ class Overtaking(httpx.AsyncBaseTransport):
         self._inner, self._home = inner, home
         self.submitted: list[tuple[int, int, int]] = []  # task, part and tries of each
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/submit"):
             task = int(request.url.path.split("/")[-2])

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import httpx
 import msgspec
 import pytest
+from typing_extensions import override
 
 from coordinator.http.server import KEEP_ALIVE_S
 from shared import errors
@@ -51,6 +52,7 @@ class Wire(httpx.AsyncBaseTransport):
         self.requests: list[httpx.Request] = []
         self._answers = list(answers)
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         await request.aread()
         self.requests.append(request)
@@ -156,6 +158,7 @@ class SingleBytes(httpx.AsyncBaseTransport):
     def __init__(self, count: int) -> None:
         self._count = count
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, content=self._pieces())
 
@@ -347,6 +350,7 @@ def test_errors_of_the_wire_are_known_here() -> None:
 class Dribble(httpx.AsyncBaseTransport):
     """An answer that never comes to its end, one byte at a time."""
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         async def body() -> AsyncIterator[bytes]:
             while True:

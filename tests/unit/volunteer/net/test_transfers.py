@@ -16,6 +16,7 @@ import httpx
 import msgspec
 import psutil
 import pytest
+from typing_extensions import override
 
 from shared import errors
 from shared.protocol.base import ErrorBody
@@ -44,6 +45,7 @@ class Store(httpx.AsyncBaseTransport):
         self.break_upload = False
         self.refusals: list[httpx.Response] = []  # of the next pieces
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
             return self._download(request)
@@ -210,6 +212,7 @@ class Slow(Cache):
         super().__init__(root, 1 << 30)
         self.reached, self.allowed = threading.Event(), threading.Event()
 
+    @override
     def partial(self, sha256: str, size: int) -> Partial:
         self.reached.set()
         assert self.allowed.wait(30)

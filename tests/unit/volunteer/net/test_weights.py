@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from typing_extensions import override
 
 from shared.errors import InvalidFrame
 from shared.proofs.signing import digest
@@ -34,6 +35,7 @@ class Shelf(httpx.AsyncBaseTransport):
         self.asked: list[str] = []
         self.sent = 0  # bytes
 
+    @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         name = request.url.path.rpartition("/")[2]
         self.asked.append(name)

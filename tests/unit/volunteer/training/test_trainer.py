@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from shared.workloads.base import Progress, Result
 from volunteer.machine.device_memory import out_of_memory
@@ -218,6 +219,7 @@ class Looking(Steps):
         super().__init__(steps, clock, gate=gate)
         self.off = threading.Event()
 
+    @override
     def suspend(self) -> None:
         super().suspend()
         self.off.set()
@@ -225,6 +227,7 @@ class Looking(Steps):
     def listen(self, look: Callable[[], None]) -> None:
         self.look = look
 
+    @override
     def advance(self) -> Progress:
         assert self.count % 2 == 0
         self.look()

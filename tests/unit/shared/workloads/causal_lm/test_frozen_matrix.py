@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile, NotFound
 from shared.workloads.base import TrainSettings, load
@@ -105,6 +106,7 @@ class Peak(TorchDispatchMode):
         self.live = self.most = 0
         self._sizes = {value.untyped_storage()._cdata: 0 for value in known}
 
+    @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for value in tree_iter(made):

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest
@@ -147,6 +148,7 @@ def test_a_volunteer_is_told_the_mean_over_the_answers_of_a_step(tmp_path: Path)
 class NothingLearnt(CausalWork):
     """Work on windows without a token to learn."""
 
+    @override
     def measure(self, start: int, stop: int) -> StepLoss:
         step = super().measure(start, stop)
         return step._replace(loss=0 * step.loss, weight=torch.zeros(()))

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile
 from shared.workloads.dcgan.config import DcganConfig
@@ -236,6 +237,7 @@ class Interrupted(torch.nn.Module):
         super().__init__()
         self.layer, self.left = layer, 1
 
+    @override
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.layer(images)
         if self.left:

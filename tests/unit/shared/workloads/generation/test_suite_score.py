@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from shared.workloads.data.chat_template import ChatFrame
 from shared.workloads.data.task_suite import Example, Suite
@@ -147,9 +148,11 @@ def test_a_model_of_dialogues_is_asked_by_its_template() -> None:
 class Marked(Bytes):
     """A decoder whose special token, written <end>, is the byte of a "g": no text."""
 
+    @override
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
         return super().encode(text.replace("<end>", "g") if marks else text)
 
+    @override
     def decode(self, tokens: Sequence[int]) -> str:
         return super().decode([token for token in tokens if token != ord("g")])
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import DatasetWanted
@@ -111,6 +112,7 @@ class Vowels(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     least: int
 
+    @override
     def reward(self, answer: str) -> float:
         return float(sum(each in "aeiou" for each in answer) >= self.least)
 
