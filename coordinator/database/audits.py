@@ -36,7 +36,10 @@ from shared.decoding import decode
 from shared.protocol.leases import AuditWork
 from shared.workloads.base import DatasetManifest, Job
 
-NONE, OTHER = -1, -2  # stand for a missing invite of either account, never equal
+NONE, OTHER = (
+    -1,
+    -2,
+)  # NONE stands for an auditor without an invite, OTHER for an audited account without one
 SEEN_S = 86_400.0  # an auditor's machine must have sent a heartbeat within this time
 
 
@@ -91,7 +94,7 @@ _AUDITORS = _MARKS.add_columns(_V.accepted_micro).where(
 _AUDIT_PAY = (
     select(_T.volunteer_id, func.sum(_T.price_micro))
     .where(among(_T.volunteer_id, "ids"))
-    .where(one_of(_T.kind, (AUDIT,)))  # those given back count until retaken
+    .where(one_of(_T.kind, (AUDIT,)))  # audits given back count until another account takes them
     .group_by(_T.volunteer_id)
 )
 _CHANGE = update(recomputes).where(equals(_R.contribution_id))
@@ -184,7 +187,7 @@ def _marks(row: Any) -> AccountMarks:
 
 
 def works(conn: Connection, ids: Iterable[int]) -> Mapping[int, AuditLease]:
-    """Return the audit leases of these tasks, by task."""
+    """Return the audit leases of those of these tasks that are audits, by task."""
     rows = {task_id: by_task(conn, task_id) for task_id in ids}
     return {task_id: _work(conn, row) for task_id, row in rows.items() if row is not None}
 

@@ -203,7 +203,7 @@ def _rests(text: str) -> Mapping[int, float]:
 
 
 def rest(conn: Connection, worker_id: str, run_id: int, until: float, now: float) -> None:
-    """Lease a worker no task of a run until a time."""
+    """Set the time until which a worker is leased no task of a run."""
     where = workers.c.id == worker_id
     text = conn.execute(select(workers.c.rests).where(where)).scalar() or "{}"
     rests = {run: time for run, time in _rests(text).items() if time > now} | {run_id: until}
@@ -211,7 +211,7 @@ def rest(conn: Connection, worker_id: str, run_id: int, until: float, now: float
 
 
 def past_speeds(conn: Connection, worker_id: str) -> dict[tuple[str, int], float]:
-    """Return the median seconds a step of a worker's last tasks, by device and run."""
+    """Return the median seconds for a step in a worker's newest tasks, by device and run."""
     paces: dict[tuple[str, int], list[float]] = {}
     for run_id, device, steps, seconds in conn.execute(_PAST, {"where_worker_id": worker_id}):
         paces.setdefault((device, run_id), []).append(max(1e-6, float(seconds) / steps))
@@ -247,8 +247,8 @@ _TODO = (
 def _todo(
     conn: Connection, run_ids: Sequence[int], homes: Sequence[str], limit: int
 ) -> tuple[Todo, ...]:
-    """Return each run's waiting tasks in claim order: fewest failures first, then oldest first. Of
-    tasks over members' data, only those of the machines `homes`.
+    """Return each run's waiting tasks in claim order: fewest failures first, then oldest first.
+    Tasks over members' data are returned only for the machines `homes`.
     """
     todo_rows: list[dict[str, Any]] = []
     for run_id in run_ids:

@@ -41,7 +41,9 @@ def _row(mapping: dict[str, Any]) -> DatasetRow:
 
 
 def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: float) -> int:
-    """Insert a dataset and references to its blobs. Raises Conflict if another has its name."""
+    """Insert a dataset and references to its blobs; return its number, also if an equal dataset is
+    there. Raises Conflict if a different dataset has its name.
+    """
     row = conn.execute(select(datasets).where(datasets.c.name == manifest.name)).mappings().first()
     if row is not None:
         if row["manifest_sha256"] == manifest_sha256:
@@ -114,7 +116,9 @@ def skipped(conn: Connection, dataset_id: int) -> tuple[str, ...]:
 
 
 def by_name(conn: Connection, name: str) -> DatasetRow:
-    """Find a dataset by name. Raises NotFound, which names the nearest name or all."""
+    """Find a dataset by name. Raises NotFound, whose message names the nearest dataset, or all
+    datasets.
+    """
     row = conn.execute(select(datasets).where(datasets.c.name == name)).mappings().first()
     if row is None:
         names = conn.execute(select(datasets.c.name).order_by(datasets.c.name)).scalars().all()
@@ -177,7 +181,7 @@ def register(
 
 
 def register_referenced(conn: Connection, rows: Iterable[Blob], now: float) -> None:
-    """Register blobs to which rows, of uploads or of parts, have referred since they were
+    """Register blobs to which rows of uploads or of merge parts have referred since the blobs were
     announced. Raises Unavailable for a blob that a sweep deletes.
     """
     _register(conn, rows, now, None)

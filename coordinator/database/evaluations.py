@@ -43,7 +43,9 @@ _FIRST_LOSS = _MEASURED.order_by(_E.version).limit(1)
 
 
 def waits(conn: sa.Connection, now: float) -> bool:
-    """Return True if a version waits for its evaluation, or its owner has been silent."""
+    """Return True if a version waits for its evaluation, or the process that evaluates a version
+    has been silent.
+    """
     query = sa.select(sa.exists().where(JOBS.ready(now), ~_E.pruned))
     return conn.execute(query).scalar_one()
 

@@ -36,7 +36,7 @@ from shared.workloads.experience import CHUNKS_MAX, RolloutSums
 
 KEPT_S = DAY_S  # a retired chunk stays for the learners that still read it
 OPEN: tuple[TaskState, ...] = ("todo", "doing")
-WAITING: tuple[TaskState, ...] = ("accepted",)  # for a merge
+WAITING: tuple[TaskState, ...] = ("accepted",)  # states of tasks whose update waits for a merge
 LATELY = 64  # newest chunks, or reports, that a figure is measured from
 LOOKED_THROUGH = 16 * LATELY  # newest contributions that are searched for reports
 # The 0 is written into the statement, so that SQLite uses the partial index.
@@ -123,7 +123,7 @@ def newest_files(conn: Connection, run_id: int, limit: int) -> list[str]:
 
 def seal(conn: Connection, row: ChunkRow, contribution_ids: Sequence[int]) -> bool:
     """Add a chunk of a locked run and mark its harvests as sealed. Return False, with nothing
-    changed, if another process has sealed some.
+    changed, if another process has sealed one of these harvests.
     """
     h = harvests.c
     of_contributions = h.contribution_id.in_(contribution_ids) & h.chunk.is_(None)
@@ -310,7 +310,7 @@ def count_matches(conn: Connection, run_id: int) -> tuple[int, int]:
 def measure(
     conn: Connection, run_id: int, figures: dict[int, dict[str, float]], now: float
 ) -> None:
-    """Replace the figures with these names, by version and name."""
+    """Store `figures`, by version and name, in place of all stored figures with these names."""
     names = {name for values in figures.values() for name in values}
     m = metrics.c
     conn.execute(deletion(metrics, "replaced").where(m.run_id == run_id, m.name.in_(names)))

@@ -23,7 +23,7 @@ OPEN = "open"  # "yes" if the last server admitted strangers
 ANNOUNCEMENTS = "announcements"  # JSON
 ALERTS = "alerts"  # open alerts, and those still to be delivered, JSON
 BACKUP = "backup"  # time of the newest backup, UTC epoch seconds
-BACKUP_ROOM = "backup.room"  # why backups soon have no room, or have none; "" = they have
+BACKUP_ROOM = "backup.room"  # why backups have no room, or will soon have none; "" = there is room
 ACCOUNTS = "accounts"  # stamp, renewed with each change of an account that servers must notice
 
 
@@ -32,7 +32,7 @@ _LOCKED = _GET.with_for_update()
 
 
 def get(conn: Connection, key: str, *, lock: bool = False) -> str | None:
-    """Return a value, None without one; `lock` locks it until the transaction ends."""
+    """Return a value, None for a missing key; `lock` locks it until the transaction ends."""
     return conn.execute(_LOCKED if lock else _GET, {"where_key": key}).scalar()
 
 

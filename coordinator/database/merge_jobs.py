@@ -47,7 +47,7 @@ class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateFile(NamedTuple):
-    """One file of a state in shards."""
+    """One file of a server-optimiser state that is stored in shards."""
 
     shard: int
     sha256: str

@@ -1,7 +1,8 @@
 """Passes: the cursor over a run's samples, the end of a pass, and the pace of a run's last tasks.
 
 A sample is done when its update is merged. The next pass begins when every range of this one was
-submitted: the last of them may wait for their merge, or come back to the queue.
+submitted: updates of the last ranges may still wait for their merge, or their ranges come back to
+the queue.
 """
 
 from __future__ import annotations

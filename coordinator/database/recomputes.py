@@ -40,7 +40,7 @@ from shared.workloads.base import DatasetManifest, Job
 
 FORGOTTEN_S = 30 * 86_400.0  # a checker not seen for this long is deleted
 State = Literal["waiting", "leased", "done"]
-CHECKER = "checker-"  # how the owner of a checker's lease begins
+CHECKER = "checker-"  # prefix of the owner of a checker's lease
 SPEED_OF = 32  # newest recomputes that estimate the time of others
 
 
@@ -142,7 +142,7 @@ def _queue(able: sa.ColumnElement[bool]) -> sa.Select[*tuple[object, ...]]:
 
 
 # Recomputes left to checkers: those of their classes of devices, unless enough checkers failed at
-# one, or a checker of the class is busy with a much larger one.
+# the recompute, or a checker of the class is busy with a much larger recompute.
 _H = recomputes.alias("leased").c
 _BUSY = sa.exists().where(
     _H.kind == _R.kind,
@@ -328,7 +328,7 @@ def open_of(conn: sa.Connection, volunteer_id: str) -> list[int]:
 class Proven(msgspec.Struct, frozen=True, kw_only=True):
     """Contributions of an account that its draws prove, above `after` and up to `last`."""
 
-    after: int  # no draw frees the pay up to here
+    after: int  # no draw frees the pay of contributions up to this one
     last: int  # newest passed draw above `after` and below `before`; 0 without one
     before: int  # oldest open draw; `NO_ID` without one
 

@@ -156,7 +156,9 @@ def damaged(conn: sa.Connection) -> list[tuple[str, str]]:
 
 
 def every(conn: sa.Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
-    """Return all runs, or those in the given states, oldest first; no deleted or damaged ones."""
+    """Return all runs, or those in the given states, oldest first. Deleted and damaged runs are
+    left out.
+    """
     rows = conn.execute(_IN_STATES, {"states": states}) if states else conn.execute(_EVERY)
     return [_row(row) for row in rows.mappings() if not _damage(row["file"])]
 
@@ -172,7 +174,9 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True):
 def move(
     conn: sa.Connection, run: RunRow, state: RunState, change: StateChange, **values: object
 ) -> None:
-    """Change the state. Raises Conflict for an impossible transition, or if it has just changed."""
+    """Change the state. Raises Conflict for an impossible transition, or for a state that has just
+    changed.
+    """
     cause: dict[str, object] = {
         "state_since": change.at,
         "state_actor": change.actor,
@@ -256,7 +260,7 @@ class Turnout(msgspec.Struct, frozen=True, kw_only=True):
     oldest_at: float | None
     newest_at: float | None
     workers: int
-    longest_s: float  # longest training of one of them
+    longest_s: float  # longest training of one of the updates
 
 
 def _turnout(vetted: bool) -> sa.Select[Any]:
@@ -282,8 +286,7 @@ def live_workers(conn: sa.Connection, run_id: int, since: float) -> int:
 
 
 def turnout(conn: sa.Connection, run: RunRow, since: float, *, vetted: bool) -> Turnout:
-    """Return the updates waiting for a run's next merge, and the workers that its trigger and step
-    length count.
+    """Return the updates waiting for a run's next merge, and the workers that the merge waits for.
 
     The counted workers are those of each active volunteer with a part in the newest versions; a
     volunteer without such a worker counts as one, however many machines hold leases. `vetted`
@@ -296,8 +299,8 @@ def turnout(conn: sa.Connection, run: RunRow, since: float, *, vetted: bool) -> 
 
 
 def running(conn: sa.Connection) -> list[tuple[RunRow, bool]]:
-    """Return the running runs, oldest first, each with True if an update waits for a merge; no
-    damaged ones.
+    """Return the running runs, oldest first, each with True if an update waits for a merge. Damaged
+    runs are left out.
     """
     rows = conn.execute(_RUNNING).mappings()
     whole = [dict(row) for row in rows if not _damage(row["file"])]

@@ -162,7 +162,9 @@ def registered(conn: Connection, since: float) -> int:
 
 
 def failed_recomputes(conn: Connection, since: float) -> list[tuple[int, float]]:
-    """Return the contributions whose recompute failed since an instant, and when, newest first."""
+    """Return the contributions whose recompute failed since an instant, each with the time of its
+    end, newest first.
+    """
     r = recomputes.c
     query = select(r.contribution_id, r.ended_at).where(r.result == "failed", r.ended_at >= since)
     newest = query.order_by(r.ended_at.desc(), r.contribution_id.desc())

@@ -196,7 +196,7 @@ def stretches(
     volunteer_id: str = "",
 ) -> list[Stretch]:
     """Return the good work on some runs, of everybody or of one volunteer, in stretches of
-    `width_s` seconds, oldest first, without empty ones.
+    `width_s` seconds, oldest first; empty stretches are left out.
     """
     c = contributions.c
     conditions = (c.volunteer_id == volunteer_id,) if volunteer_id else ()
@@ -454,8 +454,9 @@ _EARNED = BulkStatement("asked", _SINCE, _earned, blank=("", 0.0, 0))
 def account_rows(
     conn: sa.Connection, since: Mapping[str, tuple[float, int]]
 ) -> dict[str, AccountRow]:
-    """Return the existing accounts among the keys of `since`, each with its earnings since an
-    instant by events above a number.
+    """Return the existing accounts among the keys of `since`, each with its earnings. `since` gives
+    an instant and the number of a ledger event for each account: earnings before that instant, or
+    by events up to that number, do not count.
     """
     rows: defaultdict[str, list[sa.RowMapping]] = defaultdict(list)
     for row in conn.execute(_ACCOUNTS, {"ids": [*since]}).mappings():

@@ -180,7 +180,9 @@ _BACKGROUNDS = (
 
 
 def backgrounds(conn: sa.Connection, rows: Sequence[ContributionRow]) -> dict[int, Background]:
-    """Read the backgrounds of contributions, by their numbers. Raises NotFound."""
+    """Read the backgrounds of contributions, by their numbers. Raises NotFound for a base version
+    that the run does not have.
+    """
     of_run: dict[int, dict[str, Any]] = {}
     for number in sorted({row.run_id for row in rows}):
         run = dict(
@@ -300,7 +302,9 @@ def may_retry(conn: sa.Connection, row: ContributionRow) -> bool:
 
 
 def task_of(conn: sa.Connection, row: ContributionRow) -> int:
-    """Return the task of a contribution's range: the one that names it, else its lease's."""
+    """Return the number of the task over a contribution's range: of the task that names the
+    contribution, else of the task that was leased.
+    """
     query = sa.select(tasks.c.id).where(tasks.c.contribution_id == row.id)
     task_id = conn.execute(query).scalar()
     return row.task_id if task_id is None else int(task_id)

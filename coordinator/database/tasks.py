@@ -9,9 +9,9 @@
 
 The attempt grows with every claim. A task whose time ran out is `returned`: its last holder may
 still submit until another worker claims it. A task that waits for its verdict has no `renew_by`, so
-it does not expire. A task whose update is accepted names its contribution and is done when that is
-merged: what is not merged was not done. Tasks without an update (games, matches, audits) are done
-when they are accepted.
+it does not expire. A task whose update is accepted names its contribution, and is done when the
+contribution is merged. Tasks without an update (games, matches, audits) are done when they are
+accepted.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ def finish_merged(conn: sa.Connection, contribution_ids: Sequence[int]) -> None:
 
 
 def return_all(conn: sa.Connection, contribution_ids: Sequence[int]) -> None:
-    """Return the tasks of contributions that will not be merged to the queue."""
+    """Put the tasks of contributions that will not be merged back into the queue."""
     if contribution_ids:
         conn.execute(_RETURN, {"ids": contribution_ids} | UNCLAIMED)
 
@@ -426,7 +426,9 @@ def is_hopeless(conn: sa.Connection, row: TaskRow, settings: TaskSettings, now: 
 def _condemned(
     conn: sa.Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
 ) -> bool:
-    """Return True if `least` volunteers failed a task, or with `alone` all volunteers of the run."""
+    """Return True if `least` volunteers failed a task, or with `alone` all volunteers that work for
+    the run. Only vetted volunteers count if any works for the run or failed the task.
+    """
     voices = _voices(conn, row.id, kind)
     against = {who for who, is_vetted in voices.items() if is_vetted}
     working = {who for who, is_vetted in _at_work(conn, row.run_id, now).items() if is_vetted}
@@ -493,8 +495,8 @@ def cancel_run(conn: sa.Connection, run_id: int, now: float) -> int:
 
 
 def cancel_absent(conn: sa.Connection, now: float) -> None:
-    """Cancel the waiting tasks over data that their machines no longer keep; one in work may still
-    be submitted.
+    """Cancel the waiting tasks over data that their machines no longer keep; a task in work may
+    still be submitted.
     """
     of_members = tasks.c.run_id.in_(sa.select(members.c.run_id)) & ~of_present_data()
     waiting = sa.and_(of_members, tasks.c.state == "todo", ~awaits_verdict())
@@ -511,7 +513,7 @@ def reopen_run(conn: sa.Connection, run_id: int) -> int:
 
 def of_present_data() -> sa.ColumnElement[bool]:
     """Return the condition that a task is over the run's dataset, or over data that its machine
-    still keeps: other data began a later pass.
+    still keeps: a change of the data begins a later pass.
     """
     m = members.c
     of_home = sa.and_(m.run_id == tasks.c.run_id, m.worker_id == tasks.c.home)

@@ -60,7 +60,7 @@ _TAKE = (
 
 
 def _announcement(table: sa.Table, incoming: Incoming) -> dict[str, sa.ColumnElement[Any]]:
-    """Return the changes to a name that was announced before: none while a sweeper lives."""
+    """Return the changes to a name that was announced before: no change while a sweeper lives."""
     died = _U.sweeper.is_not(None) & (_U.since < incoming.since - SWEEPER_S)
     later = (_U.sweeper.is_(None) | died) & (incoming.since > _U.since)
     return {
@@ -76,7 +76,7 @@ def _row(name: str, since: float) -> dict[str, str | float]:
 
 def announce(conn: sa.Connection, names: Collection[str], since: float) -> dict[str, str]:
     """Announce blobs that are about to be written; return the serials of the announcements by name,
-    none for a blob that a sweep deletes meanwhile.
+    without those of blobs that a sweep deletes meanwhile.
     """
     if not names:
         return {}

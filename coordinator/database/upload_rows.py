@@ -1,4 +1,4 @@
-"""Uploads: files that a worker sends for a lease. A submission removes its own.
+"""Uploads: files that a worker sends for a lease. A submission deletes the row of its upload.
 
 The file, not a row, shows how many bytes have arrived.
 """

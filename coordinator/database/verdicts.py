@@ -143,11 +143,13 @@ def note_unpaid(
     why: str,
     states: Sequence[ContributionState] = ("merged", "superseded"),
 ) -> None:
-    """Add to this transaction's verdicts, of these states, the reason why work is not paid."""
+    """Add the reason why work is not paid to the verdicts of contributions, as far as they have one
+    of these states.
+    """
     conn.execute(_UNPAID, {"ids": ids, "why": why, "states": states})
 
 
-# Voided, forfeited and reversed work was paid nothing; each is looked up by its unique key.
+# Voided, forfeited and reversed work was paid nothing; each event is looked up by its unique key.
 _TAKEN_BACK = (
     sa.select(events.c.id)
     .where(

@@ -147,7 +147,9 @@ def count_merges(conn: sa.Connection, run_id: int, up_to: int | None = None) -> 
 
 
 def content_before(conn: sa.Connection, row: VersionRow) -> int | None:
-    """Return a rollback's target: the newest earlier version of equal weights; None without one."""
+    """Return a rollback's target: the newest earlier version of equal weights; None for weights
+    that no earlier version has.
+    """
     v = versions.c
     query = sa.select(sa.func.max(v.version)).where(
         v.run_id == row.run_id, v.version < row.version, v.master_sha256 == row.master_sha256
@@ -162,8 +164,8 @@ def content_before(conn: sa.Connection, row: VersionRow) -> int | None:
 def prunable(
     conn: sa.Connection, run_id: int, keep: Sequence[int], newest: int, interval: int
 ) -> list[VersionRow]:
-    """Return prunable versions: below `newest`, not in `keep`, no `interval`-th, no evaluation
-    due.
+    """Return the versions whose files may be deleted: below `newest`, not in `keep`, not a multiple
+    of `interval`, and with no evaluation waiting or running.
     """
     query = (
         sa.select(versions)

@@ -233,7 +233,9 @@ def add_worker(conn: Connection, row: WorkerRow) -> bool:
 
 
 def devices_since(conn: Connection, since: float) -> list[Device]:
-    """Return the devices of workers seen since an instant, at most of the latest thousand."""
+    """Return the devices of workers seen since an instant, of the thousand workers seen last at
+    most.
+    """
     w = workers.c
     query = select(w.hardware).where(w.last_seen_at >= since, w.revoked_at.is_(None))
     rows = conn.execute(query.order_by(w.last_seen_at.desc()).limit(DEVICES_OF)).scalars()
@@ -373,7 +375,7 @@ _HARDWARE = select(workers.c.hardware).where(equals(workers.c.id))
 
 
 def model_of(conn: Connection, worker_id: str, device: str) -> str:
-    """Return the registered model of a device; "" without one."""
+    """Return the registered model of a device; "" if the machine registered no such device."""
     text = conn.execute(_HARDWARE, {"where_id": worker_id}).scalar() or "{}"
     return next((d.name for d in decode(text, Hardware).devices if d.id == device), "")
 
@@ -393,7 +395,8 @@ _STANDING = (
 
 def lock(conn: Connection, ids: Collection[str]) -> frozenset[str]:
     """Lock accounts until the transaction ends, all in one order, which avoids deadlocks. Return
-    those that are suspended by then; none on SQLite, where a single writer waits for nobody.
+    the accounts that are suspended by then; no account on SQLite, where a single writer waits for
+    nobody.
     """
     if not ids or conn.dialect.name != "postgresql":
         return frozenset()

@@ -61,7 +61,8 @@ class LeasedJobs(Generic[J]):
         **values: object,
     ) -> J | None:
         """Lease the first of `candidates`, a query of the table's rows, and set `values` in it;
-        None if there is none. Jobs that another transaction leases meanwhile are passed over.
+        return None if the query has no free row. Jobs that another transaction leases meanwhile are
+        passed over.
         """
         query = candidates.limit(1).with_for_update(of=self._table, skip_locked=True)
         row = conn.execute(query).mappings().first()

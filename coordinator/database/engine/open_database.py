@@ -62,7 +62,10 @@ class Database:
         self._runner = runner
         self._lock = lock
         self.dialect: Dialect = dialect
-        self.reads, self.writes = Durations(), Durations()  # each with the wait for its turn
+        self.reads, self.writes = (
+            Durations(),
+            Durations(),
+        )  # of transactions, with the wait for a turn
 
     @staticmethod
     async def open(
@@ -229,7 +232,9 @@ def identity(connection: Connection) -> str:
 
 
 async def is_new(url: str) -> bool:
-    """Return True if there are no tables. A server makes them; old ones need `migrate`."""
+    """Return True if a database has no tables. A server makes missing tables; tables of an older
+    version need `migrate`.
+    """
     file = file_of(url)
     if file is not None and (not file.is_file() or not file.stat().st_size):
         return True

@@ -407,8 +407,8 @@ def _log_aside(path: Path) -> Path:
 
 
 def _set_log_aside(path: Path) -> None:
-    """Move the log of a removed file aside: SQLite would replay it into another file in its place,
-    and damage that.
+    """Move the log of a removed file aside: SQLite would replay the log into a file that takes the
+    place of the removed one, and damage it.
     """
     with suppress(OSError):
         path.with_name(f"{path.name}-wal").replace(_log_aside(path))

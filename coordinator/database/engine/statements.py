@@ -41,8 +41,8 @@ def deletion(table: Table, reason: Reason) -> Delete:
 
 
 def insert_new(conn: Connection, table: Table, conflict: str, *returning: str) -> Insert:
-    """Return an INSERT that skips rows colliding in the columns `conflict` (none: in any), and
-    returns columns of the new ones.
+    """Return an INSERT that skips rows which collide in the columns `conflict`, or in any key if
+    `conflict` is "", and returns the columns `returning` of the new rows.
     """
     return _insert_new(conn.dialect.name, table, conflict, *returning)
 

@@ -86,7 +86,9 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> frozen
 
 
 def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
-    """Put pending credit at stake. Raises Conflict if its account is suspended."""
+    """Put the pending credit of contributions at stake. Raises Conflict if an account of theirs is
+    suspended.
+    """
     _hold(conn, rows, now)
     _not_suspended(conn, rows)
 

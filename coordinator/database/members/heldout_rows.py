@@ -12,13 +12,13 @@ from coordinator.database.tables.versions import evaluations, heldout_sums
 from coordinator.database.volunteers import takes_part
 from shared.protocol.members import HeldoutSums
 
-LATELY = 256  # number of these versions
+LATELY = 256  # newest versions whose losses are read
 
 _H, _E = heldout_sums.c, evaluations.c
 
 
 def store(conn: sa.Connection, run_id: int, owner: tuple[str, str], sums: HeldoutSums) -> None:
-    """Store the sums of a machine, which replace older ones of the same version; `owner` is its
+    """Store the sums of a machine, which replace older ones of the same version; `owner` is the
     volunteer and the machine.
     """
     volunteer_id, worker_id = owner

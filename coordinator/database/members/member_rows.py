@@ -120,7 +120,7 @@ def counts(rows: Sequence[MemberRow]) -> MemberCounts:
 def declare(
     conn: sa.Connection, run_id: int, owner: tuple[str, str], data: MemberData, now: float
 ) -> None:
-    """Store the numbers of a machine's data; the run's row is locked. `owner` is its volunteer and
+    """Store the numbers of a machine's data; the run's row is locked. `owner` is the volunteer and
     the machine. Another edition, or another number of samples, begins a new pass.
     """
     volunteer_id, worker_id = owner
