@@ -87,7 +87,7 @@ def inspect(
     stop: Stop, case: HarvestCase, path: Path, files: Mapping[int | str, Path]
 ) -> Inspection:
     """Check a file of games; `files` has the weights of every version that may have played, and the
-    files of the run. Raises NotFound for an episode of another version.
+    files of the run.
     """
 
     def file(name: int | str) -> Path:

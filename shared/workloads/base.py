@@ -133,7 +133,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     steps: int  # optimiser steps, which the server pays for
     batch_size: int
-    global_step: int  # of the base version; sets the learning rate
+    global_step: int  # global step of the base version, which sets the learning rate
     total_steps: int  # global steps of the whole run, for the cosine; 0 = unknown
     prompt: str = ""
     options: dict[str, Any] = {}  # the workload's own `[task.options]`, e.g. games, simulations
@@ -164,7 +164,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     samples: int
-    loss_first: float | None = None  # None without a loss, as of games
+    loss_first: float | None = None  # None for work without a loss, such as games
     loss_last: float | None = None  # mean of the last tenth of the steps
     metrics: dict[str, float] = {}
     # file of episodes or of a match, read only by the workload's own checks

@@ -45,7 +45,7 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refusal(output: Output, subject: Subject, name: str) -> Sentence | None:
-    """Return the sentence that refuses a subject to a model, and names a command that works
+    """Return the sentence that refuses a subject to a model, and says what the model can do
     instead; None if the model can do it.
     """
     if output in _OUTPUTS[subject]:

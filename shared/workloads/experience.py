@@ -88,7 +88,7 @@ class KnownVersion(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutSums(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over the judged answers of one version."""
 
-    version: int  # version that wrote them
+    version: int  # version that wrote the answers
     answers: int
     reward: float
     tokens: int
@@ -111,7 +111,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     wins: int = 0  # wins of the measured version in a match
     draws: int = 0
     losses: int = 0
-    rollouts: tuple[RolloutSums, ...] = ()  # sums over valid answers, none of games
+    rollouts: tuple[RolloutSums, ...] = ()  # sums over valid answers; empty for games
 
 
 class EpisodeChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,14 +124,14 @@ class EpisodeChunk(msgspec.Struct, frozen=True, kw_only=True):
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """One judged answer, as text."""
 
-    version: int  # version that wrote it
+    version: int  # version that wrote the answer
     problem: int
     prompt: str
     answer: str
     reward: float
     tokens: int  # length of the answer, its end included
     logprob: float  # mean log-probability of a token under that version
-    cut: bool  # it reached the limit of length without an end
+    cut: bool  # the answer reached the limit of length without an end
 
 
 class Experience(Protocol):

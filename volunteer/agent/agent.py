@@ -142,7 +142,9 @@ class Agent:
     # Commands.
 
     def pause(self, order: Pause) -> None:
-        """Pause a device, or all if none is named, and keep its task; heartbeats report it."""
+        """Pause a device, or all devices if the order names none, and keep the tasks; heartbeats
+        report it.
+        """
         self._pauses.pause(
             order.device,
             by=order.by,
@@ -152,9 +154,11 @@ class Agent:
         )
 
     def resume(self, device: str = "", *, by: str = YOU) -> None:
-        """Remove one reason for a pause; work continues when none is left. Also ends `finish`.
+        """Remove the reason `by` for a pause; work continues when no other reason is left. The
+        owner's resume also ends `finish`.
 
-        If only the owner's rules pause work, the owner's resume lifts those that a person may lift.
+        If only the owner's rules pause work, the owner's resume lifts those rules that a person may
+        lift.
         """
         finishing = by == YOU and self._life.take_work_again()
         was_paused = self._pauses.resume(device, by=by, finishing=finishing)
@@ -209,7 +213,9 @@ class Agent:
         self.watcher.request_balance()
 
     async def measure(self, device: str) -> None:
-        """Benchmark a device after its present task. Raises Configuration for an unusable one."""
+        """Benchmark a device after its present task. Raises Configuration for an unusable device,
+        BenchmarkCancelled if the agent ends.
+        """
         target = choose(device or "auto", self._bus.status.devices)[0]
         trainer = self._trainers.get(target.id) or self._thread(target.id)
         await self.benchmarks.measure(target, trainer, quick=False)

@@ -57,9 +57,10 @@ class BaseVersions:
     ) -> BaseVersion | None:
         """Bind the base of a lease and fetch its weights, which are kept until `stack` closes.
 
-        The coordinator chooses the newest version, after a restart the earlier base, for an audit
-        the audited one. Returns None if that is the version of `newest_manifest`, which is loaded
-        already. Raises Gone, BadSignature, OlderVersion, InvalidFrame.
+        The coordinator chooses the newest version, but after a restart the earlier base, and for an
+        audit the base of the audited task. Returns None if it chooses the version of
+        `newest_manifest`, which is loaded already. Raises Gone, BadSignature, OlderVersion,
+        InvalidFrame.
         """
         lease, before = work.lease, work.stored.begun
         if lease.in_step and before is None:
@@ -108,7 +109,7 @@ class BaseVersions:
 
 
 def _begins_at_newest(lease: Lease) -> bool:
-    """Return True if a lease begins with the newest version; an audit begins with the audited
-    task's.
+    """Return True if a lease begins with the newest version; an audit begins with the base of the
+    audited task.
     """
     return lease.job.kind in NEWEST and lease.audit is None

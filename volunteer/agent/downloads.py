@@ -171,7 +171,7 @@ class Downloads:
 
     async def accept_restore(self) -> bool:
         """Accept a signed statement of the coordinator that it was restored from a backup. Return
-        False if there is no new one.
+        False if there is no new statement, or the check fails.
         """
         try:
             sentence = await self.record.accept_restore()

@@ -98,7 +98,7 @@ class PartRunner:
     async def run(
         self, work: LeaseInWork, task: LocalTask, on_report: Callable[[TrainingReport], None]
     ) -> Finished[PartResult] | Interrupted:
-        """Train a part; return its result."""
+        """Train a part; return its result, or the interruption that ended the training."""
         loop = asyncio.get_running_loop()
         whole, job = work.lease.job, task.files.held.lease.job
 

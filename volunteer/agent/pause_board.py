@@ -60,7 +60,7 @@ class PauseBoard:
     def pause(
         self, device: str = "", *, by: str, message: str, until: str, ends_at: float = 0.0
     ) -> None:
-        """Pause a device (all, without a name); its task stays."""
+        """Pause a device, or all devices if `device` is ""; their tasks stay."""
         self._reasons.setdefault(device, {})[by] = PauseReason(
             by=by,
             message=message,
@@ -72,7 +72,8 @@ class PauseBoard:
         self._bus.emit(events.Paused(device=device, by=by, message=message, until=until))
 
     def resume(self, device: str = "", *, by: str, finishing: bool = False) -> bool:
-        """Remove a reason from a device (all, without a name); work continues when none is left.
+        """Remove a reason from a device, or from all devices if `device` is ""; work continues when
+        no reason is left.
 
         Return False if the reason was not there. `finishing`: the same order also ended `finish`.
         """

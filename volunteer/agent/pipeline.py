@@ -1,9 +1,9 @@
 """Pipeline of a lease from its files to the outbox: fetch the data, bind the base version, fetch
 its weights, train, encode. A lease may have several parts.
 
-If the plan of the run recomputes late parts (`redo`), each part waits for its verdict; a late one
+If the plan of the run recomputes late parts (`redo`), each part waits for its verdict; a late part
 is computed again from the newest version with the same samples. After a restart the coordinator
-names the next part, and the outbox holds the finished ones.
+names the next part, and the outbox holds the finished parts.
 """
 
 from __future__ import annotations

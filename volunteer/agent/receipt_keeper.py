@@ -59,7 +59,9 @@ class ReceiptKeeper:
         return self._checks_left >= 0
 
     async def _alert(self, problem: str) -> None:
-        """Alert the owner, not twice in a row; a restore signed by the coordinator is no alert."""
+        """Alert the owner of a problem, but not of the same problem twice in a row. A restore that
+        the coordinator signed is a warning instead.
+        """
         if problem and (sentence := await self._check.accept_restore()):
             self._bus.notice(sentence, "warning")
             return

@@ -60,7 +60,7 @@ class RunChoice:
         return runs or None
 
     def wanted_work(self, device: str) -> WantedWork | None:
-        """Return the work that a device may claim; None for none."""
+        """Return the work that a device may claim; None while the owner agreed to no run."""
         runs, kinds = self.runs(), self._rules.kinds(device)
         if runs is None:
             return None
@@ -99,8 +99,8 @@ class RunChoice:
                 self._place.bus.emit(events.ShortOfMemory(shortage=shortage, known=True))
 
     def does_not_fit(self, run: str, device: str, needed_bytes: int) -> None:
-        """Store that a run's task ran out of memory on a device: no more of them are claimed there
-        until the model, the memory or torch changes.
+        """Store that a run's task ran out of memory on a device: no more tasks of the run are
+        claimed for the device until the model, the memory or torch changes.
         """
         status = self._place.bus.status
         shortage = Shortage(
@@ -128,7 +128,7 @@ class RunChoice:
 
     async def consent_by_joining(self, run: str) -> None:
         """Send and store the consent to a run, which joining the coordinator implies; announce the
-        run's terms. Nothing happens if it is stored already.
+        run's terms. Nothing happens if the consent is stored already.
         """
         if run in self._place.store.home.memory.consents:
             return
@@ -142,7 +142,9 @@ class RunChoice:
 
 
 def check_run_names(names: Sequence[str], runs: Sequence[RunInfo]) -> None:
-    """Check chosen runs. Raises BadRequest, with a list, if one is unknown or all have ended."""
+    """Check chosen runs. Raises BadRequest, with a list of the runs, if a name is unknown or all
+    named runs have ended.
+    """
     if not names:
         return
     by_name = {run.name: run for run in runs}

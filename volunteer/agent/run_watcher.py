@@ -39,7 +39,7 @@ TEXT_CHARS = 400  # longest shown announcement
 
 
 def merging_words(beat: RunBeat) -> str:
-    """Return when the next version comes, or why none does, in words."""
+    """Return the sentence on when the next version comes, or why no version comes."""
     if beat.standstill is not None:
         return standstill_sentence(beat.standstill)
     if beat.state != "running":
@@ -212,7 +212,9 @@ class RunWatcher:
         self.place.bus.emit(events.Credits(me=me))
 
     async def _show_name(self, public: bool) -> None:
-        """Send the setting `public` of the nickname; retried with the next listing."""
+        """Send the setting `public` of the nickname; a failed request is repeated with the next
+        request of the account.
+        """
         try:
             request = VisibilityRequest(public=public)
             await self.place.remote.api.call(endpoints.VISIBILITY, body=request, patience_s=ASK_S)

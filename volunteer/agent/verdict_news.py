@@ -43,7 +43,7 @@ class Verdicts:
         without `result`, those of a heartbeat.
 
         The coordinator may repeat news, so only new verdicts count. `until` is the number of the
-        newest one. `me` is the account after these verdicts: one event carries both, so that no
+        newest verdict. `me` is the account after these verdicts: one event carries both, so that no
         screen shows one without the other.
         """
         if result is None:

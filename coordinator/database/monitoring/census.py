@@ -319,6 +319,6 @@ def _bytes(conn: Connection) -> int:
 
 
 def last_backup(conn: Connection) -> float | None:
-    """Return the time of the last backup; None without one."""
+    """Return the time of the last backup; None without a backup."""
     stored_text = key_values.get(conn, key_values.BACKUP)
     return float(stored_text) if stored_text else None

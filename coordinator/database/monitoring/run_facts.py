@@ -245,7 +245,7 @@ def proofs(conn: sa.Connection, run: RunRow) -> ProofFacts:
     provers = Counter(
         row.message or f"made by {_prover(row.owner, row.audit_id)}"
         for row in rows
-        if row.message is not None  # others wait behind a draw
+        if row.message is not None  # other updates wait behind an earlier draw
     )
     common = max(provers, key=lambda name: provers[name], default="")
     return ProofFacts(count=len(rows), provers=common, since=rows[0].decided_at)
@@ -291,7 +291,9 @@ def merge(conn: sa.Connection, run: RunRow, *, is_due: bool, now: float) -> Merg
 
 
 def pace(conn: sa.Connection, run: RunRow) -> tuple[float | None, float]:
-    """Return the newest version's time, and the usual seconds between versions."""
+    """Return the newest version's time, and the mean seconds between recent versions; None and 0
+    for a run without a version.
+    """
     try:
         return versions.pace(conn, run.id, run.head)
     except NotFound:

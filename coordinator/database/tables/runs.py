@@ -28,7 +28,9 @@ runs = sa.Table(
     sa.Column("sample_size", sa.BigInteger, nullable=False),  # tokens (or pixels) of one sample
     sa.Column("pass_no", sa.Integer, nullable=False),
     sa.Column("cursor", sa.BigInteger, nullable=False),  # next uncut position of the pass
-    sa.Column("step_flops", sa.Double, nullable=False),  # one step of the reference batch
+    sa.Column(
+        "step_flops", sa.Double, nullable=False
+    ),  # operations of a step of the reference batch
     sa.Column("price_micro", sa.BigInteger, nullable=False),  # price of one such step
     sa.Column("weight", sa.Double, nullable=False),  # share among runs
     # most steps of a task that a recompute can prove (0 = no bound), the drift of a task and the
@@ -65,7 +67,8 @@ members = sa.Table(
     sa.Column("declared_at", sa.Double, nullable=True),  # NULL: the data is withdrawn
 )
 
-# Seconds of a run's devices by the hour: there for it, at training, at training that was merged.
+# Seconds of a run's devices by the hour: present for the run, in training, and in training whose
+# results were merged.
 machine_hours = sa.Table(
     "machine_hours",
     metadata,

@@ -25,7 +25,8 @@ tasks = sa.Table(
     sa.Column("worker_id", sa.ForeignKey("workers.id"), nullable=True),
     sa.Column("volunteer_id", sa.String(64), nullable=True),
     sa.Column("device", sa.String(32), nullable=False),
-    # speed of the device by its claim, its owner's share of time included; 0 = unknown
+    # operations a second of the device by its claim, times the share of time that its owner gives;
+    # 0 = unknown
     sa.Column("flops", sa.Double, nullable=False, server_default="0"),
     sa.Column("claimed_at", sa.Double, nullable=True),
     sa.Column("begun_at", sa.Double, nullable=True),
@@ -45,10 +46,10 @@ tasks = sa.Table(
     # = one submission at the end).
     sa.Column("update_kind", sa.String(16), nullable=False, server_default=""),
     sa.Column("part_steps", sa.Integer, nullable=False, server_default="0"),
-    # Contribution of an accepted part that was split off; it was submitted for the task that holds
-    # the rest.
+    # Accepted contribution over the range of the task. The contribution of a part that was split off
+    # was submitted for the task that holds the rest.
     sa.Column("contribution_id", Key, nullable=True, index=True),
-    # Worker whose own data the samples are positions of; "" = the run's dataset.
+    # Worker over whose own data the task goes; "" = the task goes over the run's dataset.
     sa.Column("home", sa.String(64), nullable=False, server_default=""),
     sa.CheckConstraint("stop > start", name="range"),
 )

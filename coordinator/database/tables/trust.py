@@ -30,7 +30,7 @@ recomputes = sa.Table(
     sa.Column("state", sa.String(16), nullable=False),  # waiting, leased, done
     # StoredCase of the task as it was leased; the task's row changes afterwards
     sa.Column("work", sa.Text, nullable=False),
-    # reason of a refusal that the recompute repeats or not; "" for a draw
+    # reason of a refusal, which the recompute may repeat; "" for a draw
     sa.Column("refusal", sa.String(32), nullable=False, server_default=""),
     sa.Column("flops", sa.Double, nullable=False),  # operations of the task
     sa.Column("kind", sa.String(16), nullable=False),  # class of the task's device

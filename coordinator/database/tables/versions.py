@@ -40,7 +40,7 @@ evaluations = sa.Table(
     sa.Column("sample_sha256", sa.String(64), nullable=True, index=True),
     sa.Column("message", sa.Text, nullable=False),
     sa.Column("at", sa.Double, nullable=True),
-    sa.Column("pruned", sa.Boolean, nullable=False),  # its blobs were deleted (retention)
+    sa.Column("pruned", sa.Boolean, nullable=False),  # its files may be deleted (retention)
 )
 _e = evaluations.c
 sa.Index("ix_evaluations_waiting", _e.state, _e.run_id, _e.version)

@@ -124,8 +124,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         return self._prompt_and_answer(messages, ())[1]
 
     def frame(self) -> ChatFrame | None:
-        """Return the text that the template writes around a question; None if it is unclear or
-        long.
+        """Return the text that the template writes around a question; None if that text is unclear
+        or too long.
 
         Raises InvalidRunFile if the template does not end.
         """
@@ -263,7 +263,9 @@ class ChatFrame(msgspec.Struct, frozen=True):
 
 
 def answer_end(tokenizer: Tokenizer, template: ChatTemplate) -> str | None:
-    """Return the special token with which a template ends an answer."""
+    """Return the special token with which a template ends an answer; None if it writes no special
+    token there.
+    """
     frame = template.frame()
     written = frame.end.lstrip() if frame is not None else ""
     special = (token.content for token in tokenizer.get_added_tokens_decoder().values())
@@ -297,8 +299,8 @@ def template_beside(tokenizer: Path) -> ChatTemplate:
 
 
 def settings_of(path: Path) -> dict[str, object]:
-    """Return the fields of a small JSON file beside a tokenizer; none if there is no such file.
-    Raises InvalidRunFile.
+    """Return the fields of a small JSON file beside a tokenizer; {} if there is no such file, or it
+    is too large. Raises InvalidRunFile.
     """
     small = path.is_file() and path.stat().st_size <= _FILE_MAX
     return json_object(path) if small else {}

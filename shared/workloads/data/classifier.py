@@ -202,7 +202,9 @@ def _network(channels: int, classes: int, seed: int) -> _Network:
 
 
 def cluster(images: Tensor, more: Tensor, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return classes of unlabelled images: clusters of their thumbnails (k-means, ten at most)."""
+    """Return the classes of unlabelled `images`, and those of `more`: clusters of thumbnails of the
+    `images` (k-means, ten clusters at most).
+    """
     flat, rest = (
         F.adaptive_avg_pool2d(part, 8).flatten(1).double().numpy() for part in (images, more)
     )
@@ -223,7 +225,7 @@ def cluster(images: Tensor, more: Tensor, seed: int) -> tuple[NDArray[np.int64],
 
 
 def _squares(points: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return squared distances (N, K)."""
+    """Return the squared distances (N, K) of points (N, D) from centres (K, D)."""
     distances: NDArray[np.float64] = (
         np.square(points).sum(1)[:, None] - 2 * points @ centres.T + np.square(centres).sum(1)
     )

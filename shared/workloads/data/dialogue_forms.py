@@ -73,7 +73,9 @@ def is_dialogue(keys: Iterable[str]) -> bool:
 
 
 def _pair(names: Collection[str]) -> tuple[str, str] | None:
-    """Return the keys of question and answer; None for input and output next to a "text"."""
+    """Return the keys of question and answer; None if the record has no pair, or only "input" and
+    "output" next to a "text".
+    """
     pairs = [pair for pair in _PAIRS if set(names) >= set(pair)]
     return None if pairs[:1] == [_IN_AND_OUT] and "text" in names else next(iter(pairs), None)
 

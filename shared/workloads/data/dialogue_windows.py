@@ -146,7 +146,7 @@ def _unpacked(text: str, most: int) -> NDArray[np.uint32]:
 @lru_cache(maxsize=4)
 def _packings(text: str, sizes: tuple[int, ...], context: int) -> tuple[Packing, ...]:
     dialogues = _dialogues(text, sizes)
-    counts = -(-(dialogues.lengths - 1) // context)  # parts; none of a single token
+    counts = -(-(dialogues.lengths - 1) // context)  # parts; a dialogue of one token has no part
     dialogue = np.repeat(np.arange(len(counts)), counts)
     skipped = (np.arange(len(dialogue)) - (np.cumsum(counts) - counts)[dialogue]) * context
     starts = dialogues.starts[dialogue] + skipped
@@ -168,7 +168,7 @@ def _packings(text: str, sizes: tuple[int, ...], context: int) -> tuple[Packing,
 def _packed(starts: Numbers, lengths: Numbers, room: int) -> Packing:
     """Put each part, the longest first, into the window with the least sufficient room."""
     order = np.argsort(-lengths, kind="stable")
-    windows: list[int] = []  # of each part in this order
+    windows: list[int] = []  # window of each part in this order
     rooms: list[tuple[int, int]] = []  # (room, window), ascending
     count = 0
     for length in lengths[order].tolist():

@@ -148,7 +148,9 @@ def fit(pixels: Pixels, size: int, channels: int) -> Pixels:
 def _spool(
     pictures: Iterable[SourceImage], spool: BinaryIO, settings: ImageSettings, tell: Tell
 ) -> tuple[list[_ScratchImage], int]:
-    """Write every new image to the temporary file."""
+    """Write every new image to the temporary file; return the index of the images, and the number
+    of dropped copies.
+    """
     digests: set[bytes] = set()
     scratch: list[_ScratchImage] = []
     copies = 0

@@ -26,7 +26,7 @@ SHOWN_PIXELS_MAX = 1 << 25
 # The other formats come only from the organiser: the number of pixels is limited, not the bytes.
 _PIXELS_PER_BYTE = {"PNG": 8 * 1032, "JPEG": 512}
 _PIXELS_PER_BYTE_MAX = 1 << 26
-_JPEG_SCAN = b"\xff\xda"  # begins a scan; within one 0xff is escaped
+_JPEG_SCAN = b"\xff\xda"  # begins a scan; within a scan 0xff is escaped
 _JPEG_SCANS_MAX = 100  # progressive files have about ten, and each passes over all pixels
 # zlib level. Level 9 makes files 2 % smaller in 3.4 times the time (64 digits of 64 x 64 pixels),
 # 16 % smaller in 8 times the time (512 x 512 pixels).

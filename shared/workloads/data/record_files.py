@@ -1,5 +1,5 @@
-"""Records in files of an organiser: JSON lines, a JSON array (also the only one inside an object),
-CSV and TSV, parquet and arrow. A file compressed by gzip is read as the file inside it.
+"""Records in files of an organiser: JSON lines, a JSON array (also the only array inside an
+object), CSV and TSV, parquet and arrow. A file compressed by gzip is read as the file inside it.
 """
 
 from __future__ import annotations

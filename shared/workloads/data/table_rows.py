@@ -60,7 +60,7 @@ def columns(path: Path) -> list[str]:
 def rows(path: Path, names_read: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table, with the wanted columns that are not null.
 
-    Raises InvalidRunFile if it cannot be read, Configuration without pyarrow.
+    Raises InvalidRunFile if the table cannot be read, Configuration without pyarrow.
     """
     with _readable(path):
         names, batches = _opened(path)
@@ -72,7 +72,9 @@ def rows(path: Path, names_read: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Convert the errors of reading a table to a sentence."""
+    """Convert the errors of reading a table to InvalidRunFile. Raises Configuration without
+    pyarrow.
+    """
     try:
         import pyarrow
     except ImportError as error:

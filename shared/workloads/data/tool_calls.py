@@ -66,9 +66,7 @@ class ToolCallForm(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def read(self, text: str, names: Collection[str]) -> tuple[ToolCall, ...]:
-        """Return the calls in a text; none if an object is malformed or calls no function of
-        `names`.
-        """
+        """Return the calls in a text; () if an object is malformed or calls no function of `names`."""
         calls: list[ToolCall] = []
         place = text.find("{")
         while place >= 0:
@@ -95,7 +93,7 @@ class _Object(NamedTuple):
 
 
 def _answer_with_calls(template: ChatTemplate, names: tuple[str, ...]) -> str:
-    """Return an answer that calls these functions; nothing if the template refuses it."""
+    """Return an answer that calls these functions; "" if the template refuses it."""
     calls: list[dict[str, Any]] = [
         {
             "id": f"call0000{place}",

@@ -15,8 +15,9 @@ Dialogue = NDArray[np.int64]
 
 
 def whole_dialogues(heldout: Data, vocab_size: int, most: int) -> list[Dialogue]:
-    """Return dialogues of all chunks as marked tokens, in a fixed mixed order, at least one and at
-    most `most` tokens of them. Raises InvalidRunFile for an unusable chunk.
+    """Return the dialogues of all chunks that have a learnt token, as marked tokens in a fixed
+    mixed order: as many as have at most `most` tokens together, but at least one. Raises
+    InvalidRunFile for an unusable chunk.
     """
     chunks = TokenChunks(heldout, vocab_size)
     dialogues: list[NDArray[np.unsignedinteger]] = []

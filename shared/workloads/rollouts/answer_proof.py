@@ -23,9 +23,9 @@ def faults(
 ) -> NDArray[np.bool_]:
     """Return True for each token (T,) of answers that does not come from the version and the seed.
 
-    `scores` (T, V) are its logits divided by the temperature. A token must be the one that its
-    random number in `draws` chooses, and have the submitted log-probability `logprobs`; `reach` is
-    the rounding error of the wire format.
+    `scores` (T, V) are the logits of the version divided by the temperature. A token must be the
+    one that its random number in `draws` chooses, and have the submitted log-probability
+    `logprobs`; `reach` is the rounding error of the wire format.
     """
     wide = scores.astype(np.float64)
     true = wide[np.arange(len(tokens)), tokens] - np.logaddexp.reduce(wide, axis=1)

@@ -1,7 +1,7 @@
 """Records of answers: submitted by actors, judged by the coordinator, read by learners.
 
-A group is all answers to one problem by one version. Its record has the tokens, and in a
-byte each their log-probabilities under the version; only the coordinator writes rewards.
+A group is all answers to one problem by one version. Its record has the tokens, and their
+log-probabilities under the version in a byte each; only the coordinator writes rewards.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     context: Annotated[int, Meta(ge=8, le=1 << 16)] = (
         64  # bytes or tokens of a problem and its answer
     )
-    answer: Annotated[int, Meta(ge=1, le=1 << 15)] = 24  # most of them for the answer
+    answer: Annotated[int, Meta(ge=1, le=1 << 15)] = 24  # most bytes or tokens of the answer
     n_layer: Annotated[int, Meta(ge=1, le=512)] = 4
     n_head: Annotated[int, Meta(ge=1, le=512)] = 4
     n_embd: Annotated[int, Meta(ge=1, le=1 << 15)] = 128
@@ -299,9 +299,9 @@ class RolloutsOptions(ReplayOptions, frozen=True, kw_only=True):
     warm_steps: Annotated[int, Meta(ge=0, le=1 << 20)] = (
         0  # steps on solved problems, before rollouts; none with init_from
     )
-    # learning rate of these steps; [train] lr applies to the others
+    # learning rate of the warm steps; [train] lr applies to the other steps
     warm_lr: Annotated[float, Meta(gt=0, le=1)] = 5e-3
-    # size of these problems; 0 = as the others
+    # size of the problems of the warm steps; 0 = that of the other problems
     warm_size: Annotated[int, Meta(ge=0, le=100)] = 0
 
     @classmethod

@@ -36,9 +36,9 @@ class Answer(NamedTuple):
     """One answer to learn from."""
 
     problem: int
-    version: int  # version that wrote it
+    version: int  # version that wrote the answer
     tokens: NDArray[np.int64]
-    logprobs: NDArray[np.float32]  # under the version that generated it
+    logprobs: NDArray[np.float32]  # log-probabilities under that version
     advantage: float
 
 

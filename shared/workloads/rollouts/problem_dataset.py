@@ -73,7 +73,7 @@ Words = Annotated[str, Meta(min_length=1, max_length=32 << 10)]
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of a problem, by its first names."""
+    """Record of a problem, with each field under the first of its accepted names."""
 
     prompt: Words | Annotated[list[Any], Meta(min_length=1, max_length=64)]
     system: Annotated[str, Meta(max_length=32 << 10)] = ""
@@ -81,7 +81,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RewardLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Reward of a record, by its first names."""
+    """Reward of a record, with each field under the first of its accepted names."""
 
     verifier: Annotated[str, Meta(max_length=64)] = ""
     arguments: dict[str, Any] = {}
@@ -274,7 +274,9 @@ def _reward(table: Mapping[str, Any], place: str, *, published: bool) -> Reward:
 
 
 def _reward_line(table: Mapping[str, Any], place: str) -> _RewardLine:
-    """Return a reward's keys by their first names. Raises InvalidRunFile, with `place`."""
+    """Return a reward with each field under the first of its accepted names. Raises InvalidRunFile,
+    with `place`.
+    """
     keys = {*SINGLE, *_RewardLine.__struct_fields__}
     check_keys(table, keys, place)
     row = {key: value for key, value in table.items() if value is not None}
@@ -305,7 +307,7 @@ def _prompt(line: _Line, writer: PromptWriter, unread: Counter[str]) -> str:
 
 
 def _line(record: Record) -> _Line:
-    """Return a record by its first names. Raises InvalidRunFile."""
+    """Return a record with each field under the first of its accepted names. Raises InvalidRunFile."""
     fields: Mapping[str, Any] = {
         key: value for key, value in record.fields.items() if value is not None
     }

@@ -30,8 +30,8 @@ from shared.workloads.rollouts.config import (
     answer_seed,
 )
 
-BATCH = 64  # answers read together, fewer of a large vocabulary
-LOGITS = 1 << 24  # most numbers of their scores
+BATCH = 64  # answers read together; fewer for a large vocabulary
+LOGITS = 1 << 24  # most logits of answers read together
 TOKENS = 32  # least tokens read of each group: three faulty ones prove nothing
 
 

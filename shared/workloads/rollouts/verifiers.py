@@ -313,7 +313,7 @@ def final(text: str, place: str = "") -> str:
 
 
 def _in_braces(text: str) -> str:
-    """Return a text up to the brace that closes it."""
+    """Return a text up to the brace that closes it; "" if no brace does."""
     depth = 1
     for at, letter in enumerate(text):
         depth += (letter == "{") - (letter == "}")

@@ -46,9 +46,9 @@ _ACTIVATIONS = {
     "gpt2": ("gelu", "gelu_new"),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), ("gelu_pytorch_tanh",)),
 }
-# of so many layers, all but the last see a window alone
+# layers of a group, of which all but the last see a sliding window alone
 _WINDOWED = {"gemma2": 2, "gemma3_text": 6}
-_LARGE = {"gemma2": 46, "gemma3_text": 62}  # layers of the sizes with another scale of attention
+_LARGE = {"gemma2": 46, "gemma3_text": 62}  # layers of the models with another scale of attention
 _FILE_TYPES = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16"}
 _WEIGHT_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function")
@@ -78,7 +78,8 @@ class _Folder(NamedTuple):
 def as_gguf(model: ConvertedModel) -> ConvertedModel:
     """Return a version in the form of the library transformers as one GGUF file.
 
-    Raises Configuration without the library, BadRequest for what llama.cpp would compute otherwise.
+    Raises Configuration without the library, BadRequest for a model that llama.cpp would compute
+    differently.
     """
     if importlib.util.find_spec("gguf") is None:
         raise missing_extra_error("a GGUF file", "gguf")
@@ -110,7 +111,7 @@ def as_gguf(model: ConvertedModel) -> ConvertedModel:
 
 
 def _check(config: Mapping[str, Any]) -> None:
-    """Raise BadRequest for a model that llama.cpp would compute otherwise."""
+    """Raise BadRequest for a model that llama.cpp would compute differently."""
     kind = config["model_type"]
     if kind not in _ARCHITECTURES:
         names = ", ".join(_ARCHITECTURES)
@@ -135,7 +136,9 @@ def _check(config: Mapping[str, Any]) -> None:
 
 
 def _check_windows(config: Mapping[str, Any]) -> None:
-    """Raise BadRequest for a Gemma with sliding windows other than llama.cpp's."""
+    """Raise BadRequest for a Gemma whose sliding windows differ from those that llama.cpp has
+    fixed.
+    """
     kind, layers = config["model_type"], config["num_hidden_layers"]
     period = _WINDOWED[kind]
     types = [
@@ -161,14 +164,14 @@ def _check_windows(config: Mapping[str, Any]) -> None:
 
 
 def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of the rotary positions, of the layers that see everything."""
+    """Return the settings of the rotary positions in the layers that see the whole context."""
     settings: Mapping[str, Any] = config.get("rope_parameters") or {}
     whole: Mapping[str, Any] = settings.get("full_attention", settings)
     return whole
 
 
 def _write(model: ConvertedModel, folder: _Folder, words: Vocabulary, path: Path) -> None:
-    """Write the file."""
+    """Write the GGUF file of a version."""
     import gguf
 
     architecture = _ARCHITECTURES[folder.config["model_type"]]
@@ -283,8 +286,9 @@ def _add_tensors(writer: GGUFWriter, model: ConvertedModel, config: Mapping[str,
 
 
 def _turned(name: str, value: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """Return a tensor as llama.cpp keeps it: matrices of GPT-2 as outputs x inputs, the rotary
-    halves of a Llama's heads in turns, the norms of a Gemma with the one that is added to them.
+    """Return a tensor as llama.cpp keeps it: matrices of GPT-2 as outputs x inputs, the two rotary
+    halves of a Llama's heads interleaved, the norms of a Gemma with the one that Gemma adds to
+    their weights.
     """
     architecture, layer = _ARCHITECTURES[config["model_type"]], name.split(".")[-2]
     if architecture == "gpt2" and layer in ("c_attn", "c_proj", "c_fc") and value.ndim == 2:

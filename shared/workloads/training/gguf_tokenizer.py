@@ -39,13 +39,13 @@ class Vocabulary(NamedTuple):
     model: str
     pattern: str
     merges: Sequence[tuple[str, str]]
-    scores: Mapping[str, float]  # of SentencePiece: the piece of an earlier merge has more
+    scores: Mapping[str, float]  # scores of SentencePiece's pieces, falling in merge order
     prefixed: bool = False  # a space is put before a text, and after each special token
 
 
 def vocabulary(tokenizer: Mapping[str, Any], *, chat: bool) -> Vocabulary:
-    """Return a tokenizer.json in llama.cpp's terms. Raises BadRequest for one that llama.cpp would
-    read otherwise.
+    """Return a tokenizer.json in llama.cpp's terms. Raises BadRequest for a tokenizer that
+    llama.cpp would read differently.
 
     `chat`: texts begin with a special token, as a chat template writes it.
     """
@@ -126,7 +126,8 @@ def _pattern(tokenizer: Mapping[str, Any]) -> str:
             normalizer["type"] == "NFC" and not last["use_regex"]
         ):
             name = _PATTERNS.get(pattern, "")
-    # only there, llama.cpp takes a word that is a token whole, whatever its merges make of it
+    # only with this pattern does llama.cpp take a word that is a token as that token, whatever
+    # merges would make of the word
     if not name or bpe.get("ignore_merges", False) != (name == _LLAMA_3):
         raise BadRequest(
             f"{REFUSED} this tokenizer: it divides texts by a pattern of its own, not as GPT-2,"

@@ -39,9 +39,9 @@ def stream(model: nn.Module, device: str, check: Callable[[Tensor], Tensor]) -> 
 
 
 def move(model: nn.Module, *, weights: str, tables: str) -> None:
-    """Move the frozen weights of a model to the device `weights`, and the buffers that are none to
-    the device `tables`; both are one device unless the weights are streamed. A learner moves the
-    trained weights.
+    """Move the frozen weights of a model to the device `weights`, and the buffers that are no
+    weights to the device `tables`; both are one device unless the weights are streamed. A learner
+    moves the trained weights.
     """
     for frozen in model.parameters():
         if not frozen.requires_grad:
