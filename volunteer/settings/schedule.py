@@ -158,7 +158,7 @@ def _entry(entry: str) -> tuple[Sequence[int], int, int]:
 
 
 def _days(word: str, entry: str) -> Sequence[int]:
-    """Return `fri`, `Friday` and `fri-mon` as numbers of days. Raises ValueError for another word."""
+    """Return `fri`, `Friday` and `fri-mon` as numbers of days. Raises ValueError otherwise."""
     match = _SPAN.fullmatch(word)
     names = [name for name in (match.groups() if match else (word,)) if name]
     numbers = [

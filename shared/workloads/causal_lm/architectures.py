@@ -180,7 +180,7 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key_width(self) -> int:
-        """Return the numbers of a token's keys in a layer; its values have as many."""
+        """Return how many numbers a token's keys have in a layer; its values have as many."""
         return self.num_key_value_heads * self.head_dim
 
     @property
@@ -390,7 +390,9 @@ CLASSES = {  # transformers' classes of settings and model
 
 
 def read_shape(raw: Mapping[str, object]) -> Shape:
-    """Check a model's settings. Raises InvalidRunFile, also if unknown or too large."""
+    """Check a model's settings. Raises InvalidRunFile, also for an unknown architecture or a model
+    that is too large.
+    """
     kind = raw.get("model_type")
     experts = next((key for key in ("num_experts", "num_local_experts") if raw.get(key)), None)
     if experts and kind not in KINDS:
@@ -452,8 +454,8 @@ def _rope_arguments(rope: Rope) -> dict[str, object]:
 
 
 def _filled(raw: dict[str, object]) -> dict[str, object]:
-    """Return the settings with the ones that follow from others, as the library derives them.
-    Raises InvalidRunFile.
+    """Return the settings, with those filled in that follow from others as the library derives
+    them. Raises InvalidRunFile.
     """
     heads, width = raw.get("num_attention_heads"), raw.get("hidden_size")
     if raw["model_type"] != "gpt2" and isinstance(heads, int):

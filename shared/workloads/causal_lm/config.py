@@ -27,7 +27,7 @@ from shared.workloads.data.windows import windows_of
 
 BASE = "base"  # prefix of frozen files among the assets of a dataset
 HEAD = "lm_head.weight"
-ALL_LINEAR = "all-linear"  # as targets: every matrix inside blocks, in the word of peft
+ALL_LINEAR = "all-linear"  # value of targets for every matrix inside blocks, as in peft
 LIBRARY = "bitsandbytes"  # library for frozen weights in 8 and 4 bits
 BasePrecision = Literal["float32", "bfloat16", "int8", "nf4"]
 _BYTES: Mapping[BasePrecision, float] = {  # bytes a number, with its part of a block's scale
@@ -87,7 +87,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True):
     base: dict[str, object] = {}
 
 
-TABLE_KEYS = _Table.__struct_encode_fields__  # of [model] in a run file
+TABLE_KEYS = _Table.__struct_encode_fields__  # keys of [model] in a run file
 
 
 class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +100,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, ChunkRef] = {}  # files of these weights
     licence: str = ""  # licence of that model
     head: bool = False  # only the head is trained
-    base_precision: BasePrecision = "float32"  # of frozen matrices inside the blocks
+    base_precision: BasePrecision = "float32"  # precision of frozen matrices inside blocks
     base: BaseSettings = BaseSettings()  # settings of the model in `source`
 
     @property
@@ -273,7 +273,9 @@ def folder_of(config: CausalConfig) -> Path:
 
 
 def origin(config: CausalConfig) -> Origin | None:
-    """Return the base model of a run; for a folder only its name, since its path is private."""
+    """Return the base model of a run; for a folder only its name, since its path is private. None
+    for a run that begins from nothing.
+    """
     if not config.source:
         return None
     total = sum(file.size for file in config.files.values())
@@ -326,8 +328,8 @@ def trained_whole(config: CausalConfig) -> tuple[str, ...]:
 
 
 def token_modules(shape: Shape) -> dict[str, str]:
-    """Return the modules with a row a token, by the last parts of their names: table and head. A
-    table that is the head too must have the name that peft ties.
+    """Return the modules whose matrices have a row for each token, by the last parts of their
+    names: table of tokens and head. A table that is the head too must have the name that peft ties.
     """
     table = next(name for name, _ in shape.shapes()).removesuffix(".weight")
     modules = {table.rpartition(".")[2]: table}

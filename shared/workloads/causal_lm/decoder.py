@@ -142,8 +142,8 @@ class CausalDecoder(PromptText):
         places: list[list[int]],
         ends: Sequence[int] = (),
     ) -> NDArray[np.float32]:
-        """Read tokens (B, T) at places (B, T); return logits (B, V) of the last ones, or at
-        `ends`.
+        """Read tokens (B, T) at places (B, T); return logits (B, V) after the last tokens, or after
+        those with the indices `ends`.
         """
         cache = self._cache
         at = torch.tensor(places, device=self._device)

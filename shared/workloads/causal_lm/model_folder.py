@@ -188,7 +188,7 @@ def placed(entries: Mapping[str, tuple[int, ...]], specs: Schema, file: str) -> 
 
 
 def own_name(name: str, names: Mapping[str, object]) -> str | None:
-    """Return the schema's name of a tensor in a file; None for a table, or a tied head."""
+    """Return the schema's name of a tensor in a file; None for a derived table, or a tied head."""
     if name == "embed_out.weight":  # the name in files of GPT-NeoX
         name = "lm_head.weight"
     if name in names:

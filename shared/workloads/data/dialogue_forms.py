@@ -197,7 +197,7 @@ def _turn(raw: object, unread: set[str]) -> DialogueTurn:
 
 
 def _content(content: object) -> str:
-    """Return the text of a turn, joined from its parts if there are several. Raises InvalidRunFile."""
+    """Return the text of a turn, joined from its parts. Raises InvalidRunFile."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -212,7 +212,7 @@ def _content(content: object) -> str:
 
 
 def _call(raw: Any) -> dict[str, Any]:
-    """Return a call in the form of templates: with its arguments as a table. Raises InvalidRunFile."""
+    """Return a call in the form of templates, its arguments as a table. Raises InvalidRunFile."""
     raw = _parse_json(raw)
     inside = raw.get("function", raw) if isinstance(raw, Mapping) else None
     if not isinstance(inside, Mapping) or not isinstance(inside.get("name"), str):

@@ -10,7 +10,7 @@ from shared.workloads.data.image_files import Pixels
 
 _BLANK = 0x2800  # a braille sign without dots
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # 4 rows of 2
-# Ordered dithering (Bayer 1973): for each dot the brightness, in sixteenths, above which the dot is set.
+# Ordered dithering (Bayer 1973): the brightness, in sixteenths, above which each dot is set.
 _BAYER = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 

@@ -66,7 +66,9 @@ class ToolCallForm(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def read(self, text: str, names: Collection[str]) -> tuple[ToolCall, ...]:
-        """Return the calls in a text; () if an object is malformed or calls no function of `names`."""
+        """Return the calls in a text; () if an object is malformed or calls a function that is not
+        in `names`.
+        """
         calls: list[ToolCall] = []
         place = text.find("{")
         while place >= 0:

@@ -88,7 +88,7 @@ class BuiltModel:
 
     def batch(self, samples: Sequence[object]) -> Any:
         """Return a batch of samples on the CPU: stacked, or by the author's own function. Raises
-        InvalidRunFile if that has another number of samples.
+        InvalidRunFile if that function returns another number of samples.
         """
         collate = self.code.batch
         if collate is None and self._trainer is not None:
@@ -114,7 +114,9 @@ class BuiltModel:
         return window if self._trainer is None else {"input_ids": window, "labels": window}
 
     def _check_on_meta(self, layout: Layout) -> None:
-        """Check the shapes before a wrong config takes memory, for models that can be built so."""
+        """Check the shapes before a wrong config takes memory, for models that can be built without
+        memory.
+        """
         try:
             with torch.device("meta"):
                 model = self.code.build(self._table)

@@ -149,8 +149,8 @@ def _made_up(fields: Fields, rng: np.random.Generator) -> Any:
 
 
 def _measure_step(built: BuiltModel, derived: Derived, samples: list[Any]) -> Derived:
-    """Return the facts with the cost of a step, measured on made-up samples, and with the answer if
-    a division of the batch changes the loss.
+    """Return the facts with the cost of a step, measured on made-up samples, and with `additive`,
+    False if a division of the batch changes the loss.
     """
     built.model.train()
     before = {name: value.clone() for name, value in built.buffers().items()}

@@ -30,7 +30,7 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that were derived from an author's code for one config."""
 
     tensors: tuple[tuple[str, tuple[int, ...], Role], ...]
-    flops: float  # of a sample, forward and backward
+    flops: float  # FLOPs of a sample, forward and backward
     sample_bytes: int  # bytes that a sample keeps for the backward pass
     # True: the loss of a batch is the mean of its parts' losses, as it is not with batch norm
     additive: bool

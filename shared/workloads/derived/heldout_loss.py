@@ -80,7 +80,9 @@ def shown(
 
 
 def _drawn(built: BuiltModel, seed: str) -> Sample:
-    """Return pictures that the author's `draw` makes. Raises InvalidRunFile."""
+    """Return pictures that the author's `draw` makes. Raises BadRequest for code without `draw`,
+    InvalidRunFile for pictures of a wrong shape.
+    """
     code = built.code
     if code.draw is None:
         raise BadRequest(f"{code.file} draws nothing: give ModelCode a `draw(model, count)`")

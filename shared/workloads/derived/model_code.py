@@ -150,7 +150,7 @@ def names_of(code: ModelCode[Any, Any]) -> Sequence[str]:
 
 
 def _dataclass_of(function: Callable[..., object]) -> type | None:
-    """Return the dataclass that is the only parameter of a function."""
+    """Return the dataclass that is the only parameter of a function; None for another function."""
     parameters = list(inspect.signature(function).parameters)
     kind = get_type_hints(function).get(parameters[0]) if len(parameters) == 1 else None
     return kind if isinstance(kind, type) and dataclasses.is_dataclass(kind) else None

@@ -41,7 +41,7 @@ def fields_of(sample: object) -> Fields:
 
 
 def record(sample: object, fields: Fields) -> bytes:
-    """Return a sample as bytes. Raises InvalidRunFile if its fields are others."""
+    """Return a sample as bytes. Raises InvalidRunFile if the sample has other fields."""
     actual = fields_of(sample)
     if actual != fields:
         raise InvalidRunFile(
@@ -155,7 +155,7 @@ def build_records(
     """Store the records of a file as a dataset of a workload.
 
     Copies are dropped; the records with the smallest SHA-256 are held out. Raises InvalidRunFile
-    for fewer than 32.
+    for fewer than 32 different samples.
     """
     kind = record_type(fields)
     count = spool.stat().st_size // kind.itemsize

@@ -101,7 +101,7 @@ class SampleDraws:
         return lanes < round(share * LANE_RANGE) - (LANE_RANGE >> 1)
 
     def _words(self, shape: Sequence[int], device: torch.device, lanes: int = 1) -> Tensor:
-        """Return words of 64 bits for as many elements each as lanes, by sample or for the step."""
+        """Return words of 64 bits, by sample or for the step; each word is for `lanes` elements."""
         self._place += 1
         of_samples = bool(shape) and shape[0] > 0 and shape[0] % self._count == 0
         keys = (self._keys if of_samples else self._key).to(device)

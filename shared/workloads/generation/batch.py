@@ -44,9 +44,9 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0  # 0 = the likeliest token
     top_p: float = 1.0
     shaping: Shaping | None = None
-    grammar: str = ""  # the answer's text follows it; for the maker of its `Constraint`
+    grammar: str = ""  # grammar of the answer's text, for the maker of its `Constraint`
     stop: tuple[str, ...] = ()
-    ends: tuple[int, ...] = ()  # tokens that end it, besides the decoder's own
+    ends: tuple[int, ...] = ()  # tokens that end the sequence, besides the decoder's own
     logprobs: int | None = None  # alternatives for each token; None = no probabilities at all
     divisor: float = 1.0  # divides the logits, so that `logprobs` are those of the quotient
     place: int = 0  # number of answer tokens that the prompt already holds

@@ -71,7 +71,7 @@ class PromptText:
         return "".join(f"{token} " for token in tokens)
 
     def spelling(self, token: int) -> bytes:
-        """Return the bytes of text that a token stands for; none for a special token."""
+        """Return the bytes of text that a token stands for; b"" for a special token."""
         text = self.decode([token])
         written = self._tokenizer.id_to_token(token) if self._tokenizer else None
         if written is None or not text:

@@ -35,8 +35,8 @@ class Shaping(msgspec.Struct, frozen=True, kw_only=True):
 
     top_k: int = 0  # only this many of the likeliest tokens; 0 = all
     min_p: float = 0.0  # only tokens at least this share as likely as the likeliest
-    presence_penalty: float = 0.0  # taken from tokens that the answer has
-    frequency_penalty: float = 0.0  # taken from them once for each time
+    presence_penalty: float = 0.0  # taken from the logits of tokens that the answer has
+    frequency_penalty: float = 0.0  # taken from these logits for each occurrence
     repetition_penalty: float = 1.0  # divides logits of tokens in prompt or answer; above 1: fewer
     bias: tuple[tuple[int, float], ...] = ()  # tokens, and what is added to their logits
 

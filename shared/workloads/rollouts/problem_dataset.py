@@ -307,7 +307,7 @@ def _prompt(line: _Line, writer: PromptWriter, unread: Counter[str]) -> str:
 
 
 def _line(record: Record) -> _Line:
-    """Return a record with each field under the first of its accepted names. Raises InvalidRunFile."""
+    """Return a record with each field under its first accepted name. Raises InvalidRunFile."""
     fields: Mapping[str, Any] = {
         key: value for key, value in record.fields.items() if value is not None
     }
