@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from coordinator.admin.command import CommandRequest, organiser_command
 from coordinator.checking.checkers import CheckerOffer, CheckerOutcome, CheckerVerdict
-from coordinator.rules.checks import ComputeDevice
+from coordinator.rules.draws import ComputeDevice
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator

@@ -23,7 +23,7 @@ from coordinator.checking.checkers import CheckerOutcome, CheckerVerdict
 from coordinator.checking.recompute import RecomputeTask
 from coordinator.checking.redo import RecomputeFiles, missing_library, redo
 from coordinator.compute import Compute
-from coordinator.rules.checks import HOLD_S, ComputeDevice
+from coordinator.rules.draws import HOLD_S, ComputeDevice
 from shared.errors import (
     Conflict,
     NotFound,

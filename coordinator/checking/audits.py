@@ -33,7 +33,7 @@ from coordinator.database.runs import RunRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import audits as rules
 from coordinator.rules import likeness as bounds
-from coordinator.rules.checks import Likeness, Redone, Result
+from coordinator.rules.draws import Likeness, Redone, Result
 from coordinator.rules.validation import SUSPENDED, Judgement
 from coordinator.runs.definition import definition
 from coordinator.runs.settlement import put_back

@@ -14,7 +14,7 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.recomputes import StoredCase
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
-from coordinator.rules import checks as rules
+from coordinator.rules import draws as rules
 from coordinator.rules.sizing import StepsAndTokens
 from coordinator.runs.definition import definition
 from coordinator.scheduling import lease_message

@@ -21,7 +21,7 @@ from coordinator.checking.recompute import Recomputes, RecomputeTask
 from coordinator.database import recomputes, record
 from coordinator.database.recomputes import CHECKER, RecomputeRow
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules.checks import HOLD_S, ComputeDevice, Redone
+from coordinator.rules.draws import HOLD_S, ComputeDevice, Redone
 from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
 
 if TYPE_CHECKING:

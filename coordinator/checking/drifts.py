@@ -20,7 +20,7 @@ from coordinator.checking.redo import Workbench, twins
 from coordinator.compute import Compute, Stop
 from coordinator.database import runs
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX, precision_of
+from coordinator.rules.draws import RECOMPUTE_FLOPS_MAX, precision_of
 from coordinator.rules.drift import DRIFT_SOUGHT, DriftPoint, ProvableLength, is_due
 from coordinator.rules.likeness import NUDGES
 from coordinator.rules.run_file import SIZED_STEPS

@@ -27,7 +27,7 @@ from coordinator.database.recomputes import RecomputeRow
 from coordinator.database.volunteers import VolunteerRow
 from coordinator.plan.plan import staleness_weight
 from coordinator.rules import refusals, standing
-from coordinator.rules.checks import Result, bond, shortfall
+from coordinator.rules.draws import Result, bond, shortfall
 from coordinator.runs.definition import definition
 from coordinator.runs.settlement import bond_and_debt
 

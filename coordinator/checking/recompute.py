@@ -33,9 +33,9 @@ from coordinator.database.recomputes import DrawTerms, RecomputeRow, StoredCase
 from coordinator.database.runs import RunRow
 from coordinator.merging.lease_keeper import LeaseKeeper
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules import checks as rules
+from coordinator.rules import draws as rules
 from coordinator.rules import likeness, refusals
-from coordinator.rules.checks import ComputeDevice, Redone, Result
+from coordinator.rules.draws import ComputeDevice, Redone, Result
 from shared.decoding import decode
 from shared.errors import InvalidRunFile, Unavailable, VolunteerError
 

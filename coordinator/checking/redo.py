@@ -14,7 +14,7 @@ import msgspec
 
 from coordinator.checking.case import BlobSource, Case
 from coordinator.compute import Stop
-from coordinator.rules.checks import (
+from coordinator.rules.draws import (
     HERE,
     ComputeDevice,
     Likeness,

@@ -31,7 +31,7 @@ from coordinator.rules.audits import (
     AccountMarks,
     WaitingAudit,
 )
-from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX
+from coordinator.rules.draws import RECOMPUTE_FLOPS_MAX
 from shared.decoding import decode
 from shared.protocol.leases import AuditWork
 from shared.workloads.base import DatasetManifest, Job

@@ -23,7 +23,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import checkers, recomputes
 from coordinator.database.tables.versions import versions
-from coordinator.rules.checks import (
+from coordinator.rules.draws import (
     CHECKER_TRIES_MAX,
     CORE_FLOPS,
     HERE,

@@ -12,7 +12,7 @@ from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.trust import escrow, recomputes
 from coordinator.rules.audits import AUDIT
-from coordinator.rules.checks import unprovable
+from coordinator.rules.draws import unprovable
 from coordinator.rules.overview import Backlog, DrawCounts
 
 LISTING_MAX = 1000

@@ -35,7 +35,7 @@ from coordinator.database.recomputes import DrawTerms
 from coordinator.database.runs import RunRow
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules.checks import Result
+from coordinator.rules.draws import Result
 from coordinator.rules.validation import SUSPENDED, TOO_LATE, Judgement
 from coordinator.runs.definition import definition, price_of_flops
 from coordinator.runs.settlement import put_back

@@ -23,7 +23,7 @@ from coordinator.database.inference import api_key_rows, request_rows
 from coordinator.database.inference.request_rows import Ending, OpenRow, StreamProgress, UnderWay
 from coordinator.database.ledger import answer_pay, payments
 from coordinator.database.ledger.postings import AMOUNT_MAX
-from coordinator.inference.draws import AnswerDraws
+from coordinator.inference.answer_draws import AnswerDraws
 from coordinator.inference.stream_log import FOLDER, OrphanStreams, StreamLog
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.rules.serving import cost_micro

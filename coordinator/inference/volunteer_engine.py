@@ -16,9 +16,9 @@ import msgspec
 import structlog
 
 from coordinator.database import datasets, runs
+from coordinator.inference.answer_draws import AnswerDraws
 from coordinator.inference.answerers import Answerers, AnswerPart, SilentMachine
 from coordinator.inference.builtin import BuiltinEngine
-from coordinator.inference.draws import AnswerDraws
 from coordinator.inference.inference_engine import (
     AnswerPiece,
     AnswerRule,

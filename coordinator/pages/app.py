@@ -24,7 +24,7 @@ from coordinator.pages.views import Live, Views
 from coordinator.request_body import Receive, Scope, Send, raw_header
 from coordinator.rules.install_lines import visitor_system
 from coordinator.rules.networks import address_key
-from coordinator.runs.public import PublicRuns, may_be_had
+from coordinator.runs.public_runs import PublicRuns, may_be_had
 from coordinator.storage.blobs import in_pool
 from shared.errors import LOCAL, Internal, NotFound, Unavailable, VolunteerError
 

@@ -19,7 +19,7 @@ from coordinator.pages.templates import render
 from coordinator.rules.install_lines import System, installations
 from coordinator.runs.definition import definition
 from coordinator.runs.member_figures import MemberFigures
-from coordinator.runs.public import HISTORY_REST, News, PublicRuns, may_be_had
+from coordinator.runs.public_runs import HISTORY_REST, News, PublicRuns, may_be_had
 from coordinator.runs.share_picture import SharedRun, share_picture
 from coordinator.storage.blobs import in_pool
 from coordinator.ttl_cache import KeyedCache

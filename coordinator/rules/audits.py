@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from coordinator.rules.checks import HERE, Likeness, Redone
+from coordinator.rules.draws import HERE, Likeness, Redone
 from coordinator.rules.likeness import LOOSE, bound, difference, raw_difference
 
 AUDIT: Final = "audit"  # kind of the tasks in which a volunteer repeats another's task

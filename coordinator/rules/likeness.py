@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 
-from coordinator.rules.checks import Redone, Result
+from coordinator.rules.draws import Redone, Result
 
 # Bounds by the precision of the computation (`precision_of`); decision 28.
 TIGHT = {"float32": 0.01, "bfloat16": 0.05}

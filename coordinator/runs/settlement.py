@@ -12,7 +12,7 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import RunRow
 from coordinator.database.volunteers import VolunteerRow
-from coordinator.rules import checks
+from coordinator.rules import draws
 from coordinator.runs.definition import definition
 from shared.protocol.base import Reason
 
@@ -122,5 +122,5 @@ def bond_and_debt(conn: Connection, account: VolunteerRow) -> int:
     """
     waiting = len(recomputes.open_of(conn, account.id))
     mean = account.accepted_micro / max(1, account.accepted)
-    bond = checks.bond(account.draws - waiting, mean)
+    bond = draws.bond(account.draws - waiting, mean)
     return bond + payments.balances(conn, account.id).debt_micro

@@ -26,7 +26,6 @@ from coordinator.database.members import member_rows
 from coordinator.database.tasks import TaskRow
 from coordinator.rules import codes
 from coordinator.rules.audits import AUDIT, AccountMarks, Auditor
-from coordinator.rules.checks import FLOOR, device_kind
 from coordinator.rules.dispatch import (
     Assignment,
     DispatchResult,
@@ -35,6 +34,7 @@ from coordinator.rules.dispatch import (
     Refusal,
     dispatch,
 )
+from coordinator.rules.draws import FLOOR, device_kind
 from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.placement import Machines
 from coordinator.rules.sizing import Run, RunPace, StepsAndTokens, round_in_work, work_of

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coordinator.rules import checks
+from coordinator.rules import draws as rules
 from shared.proofs import proof_of_work
 from shared.tensors.quantize import codec
 from shared.workloads.base import Job
@@ -47,8 +47,8 @@ def drawn(tasks: int, accounts: int) -> float:
     for account in range(accounts):
         draws = 0
         for task in range(tasks):
-            chance = checks.chance(draws, 1, 1.0, checks.FLOOR)
-            draws += checks.drawn(SECRET, "recompute", account * tasks + task, "digest", chance)
+            chance = rules.chance(draws, 1, 1.0, rules.FLOOR)
+            draws += rules.drawn(SECRET, "recompute", account * tasks + task, "digest", chance)
         count += draws
     return count / accounts
 

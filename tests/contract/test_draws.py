@@ -15,8 +15,8 @@ from coordinator.accounts.authentication import Principal
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import answer_pay, payments
+from coordinator.inference.answer_draws import AT_ONCE, WAITING_MAX
 from coordinator.inference.answerers import AnswerPart, WaitingMachine
-from coordinator.inference.draws import AT_ONCE, WAITING_MAX
 from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.inference.metering import GONE_S, Meter
 from coordinator.rules.run_file import TierSettings

@@ -17,7 +17,7 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.tables import accounts as tables
-from coordinator.rules.checks import Result
+from coordinator.rules.draws import Result
 from coordinator.rules.standing import PROOFS_MIN, State
 from coordinator.runs import settlement
 from shared.errors import BadRequest, Conflict

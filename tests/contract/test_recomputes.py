@@ -12,7 +12,7 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open_database import Database
 from coordinator.database.recomputes import DrawTerms, Holder, RecomputeRow, StoredCase
 from coordinator.database.tables.contributions import contributions as rows
-from coordinator.rules.checks import (
+from coordinator.rules.draws import (
     CHECKER_AWAY_S,
     RECOMPUTE_FLOPS_MAX,
     Result,

@@ -13,7 +13,7 @@ from coordinator.database.engine.open_database import Database
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.runs import RunRow
 from coordinator.database.volunteers import VolunteerRow
-from coordinator.rules.checks import Result
+from coordinator.rules.draws import Result
 from coordinator.rules.standing import proof_rest_s
 from shared.protocol.base import Reason
 from tests.contract import test_escrow

@@ -10,9 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from coordinator.rules import checks, likeness, standing
+from coordinator.rules import draws, likeness, standing
 from coordinator.rules.audits import PAY_PER_AUDIT
-from coordinator.rules.checks import Redone, Result
+from coordinator.rules.draws import Redone, Result
 from tests.support.trust_books import Account, Books, Draw
 
 SECRET = b"of the server"
@@ -257,8 +257,8 @@ class Life:
             self.questions.append((name, not fake))  # its range goes back to the queue
             return max(took, LEAST_S)
         draw = None
-        if checks.drawn(SECRET, "recompute", number, str(self.seed), chance):
-            flops = min(checks.RECOMPUTE_FLOPS_MAX, seconds * SPEED)
+        if draws.drawn(SECRET, "recompute", number, str(self.seed), chance):
+            flops = min(draws.RECOMPUTE_FLOPS_MAX, seconds * SPEED)
             draw = Draw(number=number, who=name, flops=flops, drawn_at=self.now)
             self.drifts[number] = self.drift
         if fake:

@@ -7,8 +7,8 @@ import random
 
 import msgspec
 
-from coordinator.rules import checks
-from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX
+from coordinator.rules import draws
+from coordinator.rules.draws import RECOMPUTE_FLOPS_MAX
 from tests.experiments.adversary import LEAST_S, MICRO, REGISTER_S, SECRET, SPEED
 from tests.support.trust_books import Account, Books, Draw
 
@@ -89,7 +89,7 @@ class Server:
         account, price = self.books.accounts[name], round(MICRO * seconds)
         self.number += 1
         draw, chance = None, account.chance(price)
-        if checks.drawn(SECRET, "recompute", self.number, str(self.seed), chance):
+        if draws.drawn(SECRET, "recompute", self.number, str(self.seed), chance):
             flops = min(RECOMPUTE_FLOPS_MAX, seconds * SPEED)
             draw = Draw(number=self.number, who=name, flops=flops, drawn_at=self.now)
         if name == "honest" or account.accepted < self.jam.honest:

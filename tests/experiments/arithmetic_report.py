@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.rules.checks import Redone
+from coordinator.rules.draws import Redone
 from coordinator.rules.likeness import DRIFT_TIMES, LOOSE, TIGHT, judge, within
 
 Rows = Mapping[str, Mapping[str, Any]]

@@ -21,7 +21,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from coordinator.checking.redo import _parameter_likeness
-from coordinator.rules.checks import Redone
+from coordinator.rules.draws import Redone
 from coordinator.rules.likeness import difference as apart
 from coordinator.rules.likeness import raw_difference
 from shared.tensors.quantize import CODECS, codec

@@ -16,8 +16,9 @@ from coordinator.aggregation import merge_step
 from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
-from coordinator.rules import checks, likeness, standing, validation
-from coordinator.rules.checks import Redone
+from coordinator.rules import draws as rules
+from coordinator.rules import likeness, standing, validation
+from coordinator.rules.draws import Redone
 from coordinator.rules.run_file import ValidationSettings
 from coordinator.rules.validation import Evidence, judge, measure
 from coordinator.rules.voices import Voice, shares
@@ -311,10 +312,10 @@ class Arena:
     def _drawn(self, sent: Sent, account: Account) -> bool:
         number = self._number * VOLUNTEERS + sent.who
         digest = hashlib.sha256(sent.path.read_bytes()).hexdigest()
-        chance = checks.chance(account.draws, PRICE, PRICE, checks.FLOOR)
-        return checks.drawn(SECRET, "recompute", number, digest, chance)
+        chance = rules.chance(account.draws, PRICE, PRICE, rules.FLOOR)
+        return rules.drawn(SECRET, "recompute", number, digest, chance)
 
-    def _redone(self, weights: Weights, sent: Sent) -> checks.Result:
+    def _redone(self, weights: Weights, sent: Sent) -> rules.Result:
         """Return a recompute of an update; only hostile ones need one, as honest ones agree."""
         if sent.who >= self._cell.hostile:
             return "passed"
@@ -325,10 +326,10 @@ class Arena:
         found = Redone(cosine=cosine, norm_ratio=sizes[1] / max(1e-30, sizes[0]))
         return likeness.judge(found, comparable=self._cell.comparable)
 
-    def _settle(self, account: Account, result: checks.Result) -> None:
+    def _settle(self, account: Account, result: rules.Result) -> None:
         account.state = standing.after_draw(account.state, result)
         if result == "passed":
-            free = max(0, account.stake - checks.bond(account.draws, PRICE))
+            free = max(0, account.stake - rules.bond(account.draws, PRICE))
             account.freed, account.stake = account.freed + free, account.stake - free
         else:
             account.stake = account.draws = 0

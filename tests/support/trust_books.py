@@ -8,9 +8,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from math import inf
 
-from coordinator.rules import checks, standing
+from coordinator.rules import draws, standing
 from coordinator.rules.audits import confirmed_chance
-from coordinator.rules.checks import CORE_FLOPS, FLOOR, OVERTAKES_FROM, SHARED_S, Result
+from coordinator.rules.draws import CORE_FLOPS, FLOOR, OVERTAKES_FROM, SHARED_S, Result
 
 NEVER = 2**62
 PROBATION = standing.Account(state="probation", invited=False)
@@ -91,12 +91,12 @@ class Account:
 
     @property
     def bond(self) -> int:
-        return checks.bond(self.draws, self.mean)
+        return draws.bond(self.draws, self.mean)
 
     def chance(self, price: int, floor: float = FLOOR) -> float:
         """Return the probability that its next contribution is drawn."""
         mean = self.mean if self.accepted else float(price)
-        return checks.chance(self.draws, price, mean, floor)
+        return draws.chance(self.draws, price, mean, floor)
 
 
 class Books:
@@ -194,7 +194,7 @@ class Books:
         """Charge an account for what a draw did not show."""
         stake = sum(account.provable.values()) + sum(account.pending.values()) - account.debt
         price = account.prices[number]
-        account.debt += checks.shortfall(share, min(stake, max(account.bond, price)))
+        account.debt += draws.shortfall(share, min(stake, max(account.bond, price)))
         self._repay(account, 0)
 
     def _repay(self, account: Account, fresh: int) -> None:
@@ -237,7 +237,7 @@ class Books:
         """Free the pay up to `last`, the oldest first, up to the bond, of work before `first`."""
         open_draws = sum(draw.result is None for draw in account.drawn.values())
         left = sum(pay for n, pay in account.provable.items() if n < first) - account.debt
-        left -= checks.bond(account.draws - open_draws, account.mean)
+        left -= draws.bond(account.draws - open_draws, account.mean)
         before = account.freed
         for number in sorted(account.provable):
             left -= account.stake[number]

@@ -36,8 +36,8 @@ recomputes = sa.Table(
     sa.Column("kind", sa.String(16), nullable=False),  # class of the task's device
     sa.Column(
         "result", sa.String(16), nullable=False
-    ),  # Result of rules/checks.py; "" until it is done
-    # Redone of rules/checks.py, as JSON; "{}" without a measurement
+    ),  # Result of rules/draws.py; "" until it is done
+    # Redone of rules/draws.py, as JSON; "{}" without a measurement
     sa.Column("measured", sa.Text, nullable=False),
     sa.Column(
         "message", sa.Text, nullable=False

@@ -17,7 +17,7 @@ from coordinator.admin.runs import CreateRun
 from coordinator.admin.runs import create as create_run
 from coordinator.database import evaluations, runs
 from coordinator.pages.views import Views
-from coordinator.runs.public import PublicRuns
+from coordinator.runs.public_runs import PublicRuns
 from shared import decoding
 from shared.errors import InvalidRunFile
 from shared.protocol.versions import VersionManifest

@@ -26,7 +26,7 @@ from coordinator.database.ledger import payments
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import recomputes
 from coordinator.rules import audits as rules
-from coordinator.rules.checks import Redone
+from coordinator.rules.draws import Redone
 from coordinator.runs.definition import definition
 from shared.errors import NotFound, Unavailable
 from shared.protocol.accounts import LinkCode, RegisterReply

@@ -29,7 +29,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import recomputes
 from coordinator.http.app import Coordinator
-from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX
+from coordinator.rules.draws import RECOMPUTE_FLOPS_MAX
 from tests.e2e.conftest import ServedCoordinator
 from tests.e2e.server.test_recomputes import lazy, run_file
 from tests.support.load_clients import GOOD

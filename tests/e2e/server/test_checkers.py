@@ -25,7 +25,7 @@ from coordinator.checking.redo import machine_of
 from coordinator.compute import Compute
 from coordinator.database import recomputes
 from coordinator.database.tables.trust import recomputes as rows
-from coordinator.rules.checks import HOLD_S, ComputeDevice, Redone
+from coordinator.rules.draws import HOLD_S, ComputeDevice, Redone
 from shared.errors import BadRequest, Configuration, Internal, NotFound, Unauthorized
 from tests.e2e.server.test_recomputes import balances, lazy, results, run_file
 from tests.support.command_line import Run

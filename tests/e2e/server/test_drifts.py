@@ -25,7 +25,7 @@ from coordinator.checking.drifts import FIRST_STEPS, Drifts
 from coordinator.checking.redo import RecomputeFiles, Workbench, redo, update_of
 from coordinator.database import runs
 from coordinator.demo.runs import demo_run
-from coordinator.rules.checks import Redone
+from coordinator.rules.draws import Redone
 from coordinator.rules.drift import DRIFT_SOUGHT, EXTRAPOLATED
 from coordinator.rules.likeness import DRIFT_MAX, judge, share
 from coordinator.runs.definition import definition

@@ -25,7 +25,7 @@ from coordinator.database import volunteers
 from coordinator.database.ledger import payments
 from coordinator.database.recomputes import waiting
 from coordinator.database.tables.trust import recomputes
-from coordinator.rules.checks import Redone
+from coordinator.rules.draws import Redone
 from shared.protocol.contributions import Verdict
 from shared.workloads.base import Job, Progress, Result, Work, Workload, load
 from shared.workloads.data.local_data import LocalData

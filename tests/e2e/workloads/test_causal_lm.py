@@ -13,7 +13,7 @@ import pytest
 import transformers
 
 from coordinator.database import runs
-from coordinator.runs.public import may_be_had
+from coordinator.runs.public_runs import may_be_had
 from shared.decoding import decode
 from shared.protocol.leases import ClaimReply
 from shared.protocol.versions import VersionInfo

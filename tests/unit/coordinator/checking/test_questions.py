@@ -17,7 +17,7 @@ from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.trust import recomputes as recomputes_table
 from coordinator.database.tables.versions import evaluations
-from coordinator.rules.checks import HERE, ComputeDevice, Redone
+from coordinator.rules.draws import HERE, ComputeDevice, Redone
 from coordinator.rules.likeness import DRIFT_MAX
 from coordinator.rules.refusals import OPEN_OF_RUN
 from shared.protocol.base import Reason

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from coordinator.checking import redo as module
 from coordinator.checking.redo import RecomputeFiles, redo
-from coordinator.rules.checks import Redone
+from coordinator.rules.draws import Redone
 from coordinator.rules.likeness import judge
 from shared.errors import Unavailable
 from shared.tensors.quantize import codec

@@ -18,7 +18,7 @@ from coordinator.checking.case import Case
 from coordinator.checking.redo import RecomputeFiles, Workbench, redo, result_of
 from coordinator.database.runs import UNSTARTED, RunRow
 from coordinator.rules import likeness, refusals, run_file, validation
-from coordinator.rules.checks import Result
+from coordinator.rules.draws import Result
 from coordinator.rules.validation import Evidence, Judgement
 from coordinator.runs.definition import definition
 from shared.errors import VolunteerError

@@ -30,7 +30,7 @@ from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import escrow, payments, spending
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.contributions import contributions as rows
-from coordinator.rules.checks import Result, bond, shortfall
+from coordinator.rules.draws import Result, bond, shortfall
 from shared.errors import Conflict, Forbidden
 from tests.contract.test_escrow import add, draw
 from tests.support.account_rows import add_contribution, add_run

@@ -25,7 +25,7 @@ from coordinator.database.tables import trust as tables
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
-from coordinator.rules.checks import Result
+from coordinator.rules.draws import Result
 from coordinator.runs import settlement
 from shared.protocol.base import Reason
 from tests.contract.test_escrow import add

@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.rules.checks import (
+from coordinator.rules.draws import (
     CHECKER_AWAY_S,
     CHECKER_HERE_S,
     RECOMPUTE_FLOPS_MAX,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.rules.checks import Redone
+from coordinator.rules.draws import Redone
 from coordinator.rules.likeness import (
     DRIFT_MAX,
     LOOSE,

@@ -22,7 +22,7 @@ from coordinator.rules.audits import (
     made_up,
     may_audit,
 )
-from coordinator.rules.checks import Likeness, Redone
+from coordinator.rules.draws import Likeness, Redone
 from shared.protocol.limits import AUDIT_BYTES
 from shared.tensors.sketch import audit_sums
 from shared.tensors.slices import ArrayReader

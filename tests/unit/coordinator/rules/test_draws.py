@@ -9,40 +9,41 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coordinator.rules import checks, standing
-from coordinator.rules.checks import FLOOR, ComputeDevice
+from coordinator.rules import draws as rules
+from coordinator.rules import standing
+from coordinator.rules.draws import FLOOR, ComputeDevice
 from coordinator.rules.standing import PROOFS_MIN, Account
 
 SECRET = b"k" * 32
 
 
 def test_draws_begin_at_certainty_and_fall_to_a_floor_never_to_zero() -> None:
-    assert [checks.chance(draws, 10, 10.0, FLOOR) for draws in range(5)] == [
+    assert [rules.chance(draws, 10, 10.0, FLOOR) for draws in range(5)] == [
         1.0, 1.0, 1.0, 0.5, pytest.approx(1 / 3),
     ]  # fmt: skip
-    assert checks.chance(2, 1, 10.0, FLOOR) == 1.0  # the first three whatever their price
-    assert checks.chance(10_000, 10, 10.0, FLOOR) == FLOOR
-    assert checks.chance(0, 10, 10.0, 0.0) == 0.0  # a server that draws nothing
+    assert rules.chance(2, 1, 10.0, FLOOR) == 1.0  # the first three whatever their price
+    assert rules.chance(10_000, 10, 10.0, FLOOR) == FLOOR
+    assert rules.chance(0, 10, 10.0, 0.0) == 0.0  # a server that draws nothing
 
 
-@given(st.integers(checks.CERTAIN, 5000), st.integers(0, 10**9), st.floats(1.0, 1e9))
+@given(st.integers(rules.CERTAIN, 5000), st.integers(0, 10**9), st.floats(1.0, 1e9))
 @example(5000, 100, 1.0)
 def test_a_draw_is_proportional_to_the_pay(draws: int, price: int, mean: float) -> None:
     """Otherwise it pays to do cheap tasks honestly and to fake dear ones."""
-    one, two = (checks.chance(draws, each, mean, FLOOR) for each in (price, 2 * price))
+    one, two = (rules.chance(draws, each, mean, FLOOR) for each in (price, 2 * price))
     assert two == pytest.approx(min(1.0, 2 * one))
 
 
 def test_an_honest_newcomer_has_free_pay_after_two_tasks_and_few_checks_in_a_thousand() -> None:
     def free_after(draws: int) -> int:
-        return draws - checks.bond(draws, 1.0)  # all tasks so far were drawn and passed
+        return draws - rules.bond(draws, 1.0)  # all tasks so far were drawn and passed
 
     assert [free_after(draws) for draws in (1, 2, 3)] == [0, 1, 1]
     expected, odds = 0.0, {0: 1.0}  # number of draws so far, with its probability
     for _ in range(1000):
         later: dict[int, float] = {}
         for draws, weight in odds.items():
-            chance = checks.chance(draws, 1, 1.0, FLOOR)
+            chance = rules.chance(draws, 1, 1.0, FLOOR)
             expected += weight * chance
             later[draws + 1] = later.get(draws + 1, 0.0) + weight * chance
             later[draws] = later.get(draws, 0.0) + weight * (1.0 - chance)
@@ -51,14 +52,14 @@ def test_an_honest_newcomer_has_free_pay_after_two_tasks_and_few_checks_in_a_tho
 
 
 def test_a_draw_is_its_chance_and_the_same_after_a_restart() -> None:
-    hits = [checks.drawn(SECRET, "recompute", n, "digest", 0.2) for n in range(5000)]
-    assert hits == [checks.drawn(SECRET, "recompute", n, "digest", 0.2) for n in range(5000)]
+    hits = [rules.drawn(SECRET, "recompute", n, "digest", 0.2) for n in range(5000)]
+    assert hits == [rules.drawn(SECRET, "recompute", n, "digest", 0.2) for n in range(5000)]
     assert sum(hits) / 5000 == pytest.approx(0.2, abs=0.02)
-    assert hits != [checks.drawn(b"other", "recompute", n, "digest", 0.2) for n in range(5000)]
-    assert hits != [checks.drawn(SECRET, "audit", n, "digest", 0.2) for n in range(5000)]
-    assert hits != [checks.drawn(SECRET, "recompute", n, "other", 0.2) for n in range(5000)]
-    assert not checks.drawn(SECRET, "recompute", 1, "d", 0.0)
-    assert checks.drawn(SECRET, "recompute", 1, "d", 1.0)
+    assert hits != [rules.drawn(b"other", "recompute", n, "digest", 0.2) for n in range(5000)]
+    assert hits != [rules.drawn(SECRET, "audit", n, "digest", 0.2) for n in range(5000)]
+    assert hits != [rules.drawn(SECRET, "recompute", n, "other", 0.2) for n in range(5000)]
+    assert not rules.drawn(SECRET, "recompute", 1, "d", 0.0)
+    assert rules.drawn(SECRET, "recompute", 1, "d", 1.0)
 
 
 def test_processors_are_compared_and_graphics_cards_of_one_model() -> None:
@@ -67,11 +68,11 @@ def test_processors_are_compared_and_graphics_cards_of_one_model() -> None:
         ComputeDevice(kind="cuda", model="RTX 9 "),
         ComputeDevice(kind="cuda", model="rtx 9"),
     )
-    assert checks.comparable(cpu, other)
-    assert checks.comparable(card, same)
-    assert not checks.comparable(card, cpu)
-    assert not checks.comparable(card, ComputeDevice(kind="cuda", model="RTX 8"))
-    assert not checks.comparable(
+    assert rules.comparable(cpu, other)
+    assert rules.comparable(card, same)
+    assert not rules.comparable(card, cpu)
+    assert not rules.comparable(card, ComputeDevice(kind="cuda", model="RTX 8"))
+    assert not rules.comparable(
         ComputeDevice(kind="cuda"), ComputeDevice(kind="cuda")
     )  # it told none
 
@@ -148,14 +149,14 @@ def _gain(honest: int, fakes: Policy, prices: tuple[int, int], rng: random.Rando
     draws, since, freed, paid, spent = 0, 0, 0.0, 0.0, 0.0
     for number in range(2000):
         price, mean = prices[number % 2], paid / max(1, number)
-        fake = number >= honest and fakes(since, paid - freed, checks.bond(draws, mean), rng)
+        fake = number >= honest and fakes(since, paid - freed, rules.bond(draws, mean), rng)
         spent += 0.0 if fake else price
         paid, since = paid + price, since + 1
-        if rng.random() < checks.chance(draws, price, paid / (number + 1), FLOOR):
+        if rng.random() < rules.chance(draws, price, paid / (number + 1), FLOOR):
             if fake:
                 return freed - spent
             draws, since = draws + 1, 0
-            freed = max(freed, paid - checks.bond(draws, paid / (number + 1)))
+            freed = max(freed, paid - rules.bond(draws, paid / (number + 1)))
     return freed - spent
 
 
