@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -372,6 +372,23 @@ def test_a_restart_goes_on_bit_for_bit(subject: Subject) -> None:
     assert same(finish(again)[1], whole)
     with pytest.raises(InvalidRunFile, match="another task"):
         subject.begin().restore({})
+
+
+@pytest.mark.parametrize("kind", ["selfplay", ""])
+def test_a_snapshot_of_another_task_is_refused(
+    subject: Subject, kind: TaskKind | Literal[""]
+) -> None:
+    """Its worker would hand in what no recompute can repeat, and be suspended for it."""
+    if kind and subject.kind == "train":
+        return  # its tasks are of one kind
+    changes = {"kind": kind, "update": "experience", "stop": STEPS, "batch_size": 1} if kind else {}
+    one, other = (subject.begin(subject.job(seed=seed, **changes)) for seed in (11, 12))
+    while one.advance().step < 1:
+        pass
+    snapshot = one.snapshot()
+    with pytest.raises(InvalidRunFile, match="another task"):
+        other.restore({name: value.clone() for name, value in snapshot.items()})
+    subject.begin(subject.job(seed=11, **changes)).restore(snapshot)
 
 
 def test_a_pause_changes_nothing(subject: Subject) -> None:

@@ -183,14 +183,16 @@ class DcganWork:
         tensors = _whole({name: learner.snapshot() for name, learner in self._named()})
         tensors |= {name: to_host(value) for name, value in self._model.named_buffers()}
         tensors["figures"] = to_host(self._figures)
-        tensors[_COUNTERS] = torch.tensor([self._step, int(self._frugal)], dtype=torch.int64)
+        counters = [self._job.seed, self._step, int(self._frugal)]
+        tensors[_COUNTERS] = torch.tensor(counters, dtype=torch.int64)
         return tensors
 
     def restore(self, snapshot: Weights) -> None:
-        """Continue from a `snapshot`. Raises InvalidRunFile if it does not fit this task."""
+        """Continue from a `snapshot`. Raises InvalidRunFile if it is another task's."""
         tensors = {**dict(self._model.named_buffers()), "figures": self._figures}
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
-        fits = len(counters) == 2 and 0 <= counters[0] <= self._job.steps
+        fits = len(counters) == 3 and counters[0] == self._job.seed
+        fits = fits and 0 <= counters[1] <= self._job.steps
         for name, value in tensors.items():
             fits = fits and name in snapshot and snapshot[name].shape == value.shape
         if not fits or not all(
@@ -202,8 +204,8 @@ class DcganWork:
         self._now.zero_()
         self._fakes.clear()
         self._turn = self._in_turn = 0
-        self._step = int(counters[0])
-        self._frugal |= bool(counters[1])
+        self._step = int(counters[1])
+        self._frugal |= bool(counters[2])
         self._statistics = self._copy_statistics()
 
     def _named(self) -> Iterator[tuple[str, Learner]]:

@@ -405,11 +405,15 @@ async def test_a_merge_counts_steps_and_tokens_and_keeps_what_it_was_made_of(
     assert begun["cooling"] == 1.0
     lr = run_file.parse(RUN).train.lr
     assert begun["rate"] == pytest.approx(lr / 100)  # the first of a hundred steps of warm-up
+    sent = contributions.c
+    steps, samples = zip(*await values(home, sent.steps, sent.samples), strict=True)
+    (sample_size,) = await values(home, runs.c.sample_size)
+    assert sample_size == 8  # tokens of a block
     v = versions.c
     versions_made = await values(home, v.kind, v.parent, v.contributions, v.global_step, v.tokens)
     (_, _, _, *zero), (kind, parent, made_of, *counters) = versions_made
     assert (kind, parent, made_of, zero) == ("merge", 0, "[1,2]", [0, 0])
-    assert min(counters) > 0
+    assert counters == [sum(steps) / 2, sum(samples) * sample_size]
     assert await values(home, runs.c.global_step, runs.c.tokens) == [tuple(counters)]
     m = merges.c
     ended = await values(home, m.state, m.failures, m.message, m.ended_at)
@@ -420,6 +424,21 @@ async def test_a_merge_counts_steps_and_tokens_and_keeps_what_it_was_made_of(
     assert all([await watch.wait(0) for watch in watches])
     assert home.coordinator.attendance.drain() == {1: MachineSeconds(merged=2.0)}  # one second each
     assert home.coordinator.merger.durations.count == 1
+
+
+async def test_the_rate_of_a_later_merge_follows_the_steps_of_the_run(
+    home: LocalCoordinator,
+) -> None:
+    """Two local steps a version: a rate by versions would warm up half as fast."""
+    pair = [worker for worker, _ in await team(home)]
+    assert await home.coordinator.merger.merge_if_due(1)
+    for number, worker in enumerate(pair, 2):
+        await worker.work(number)
+    assert await home.coordinator.merger.merge_if_due(1)
+    terms = await values(home, merges.c.terms)
+    lr = run_file.parse(RUN).train.lr
+    rates = [json.loads(text)["rate"] for text in terms]
+    assert rates == pytest.approx([lr / 100, 3 * lr / 100])
 
 
 @pytest.mark.parametrize(("shards", "merged"), [(2, "[1,2]"), (3, "[1,2,3]")])
@@ -474,6 +493,33 @@ async def test_the_noise_of_a_private_merge_does_not_show_how_many_took_part(
         privacy = definition(run).file.privacy
         expected = privacy.noise * privacy.clip / 2  # divided by the quorum
         assert abs(float(step.std()) / expected - 1) < 5 / np.sqrt(2 * step.size)
+
+
+async def test_two_updates_of_a_member_move_a_private_version_by_one_clip(tmp_path: Path) -> None:
+    """Both point the same way; otherwise a member would count once more with each machine."""
+    quiet = PRIVATE.replace("epsilon = 8.0", "epsilon = 1000.0\nnoise = 0.05")
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(quiet)
+        ann, bob = [await member(home, name) for name in ("Ann", "Bob")]
+        leases = [(worker, await worker.claim()) for worker in (ann, bob, ann)]
+        starts = [await worker.begin(lease) for worker, lease in leases]
+        updates = [await ann.update("tiny", *way) for way in ((1, 2e-3), (2, 2e-3), (1, 1e-3))]
+        for (worker, lease), start, data in zip(leases, starts, updates, strict=True):
+            await worker.upload(lease, data)
+            verdict = await worker.submit(lease, start, data)
+            assert verdict.state == "accepted", verdict.message
+        assert await home.coordinator.merger.merge_if_due(1)
+        assert (await values(home, versions.c.contributions))[1] == "[1,2,3]"
+        names = await values(home, versions.c.master_sha256)
+        before, after = [load_file(await home.coordinator.blobs.local(name)) for name in names]
+        step = np.concatenate([(before[name] - after[name]).ravel() for name in sorted(before)])
+        path = tmp_path / "update"
+        path.write_bytes(await ann.update("tiny", 1, 1.0))
+        update = load_file(path)
+        way = np.concatenate([update[name].ravel() for name in sorted(before)])
+        quorum, clip, noise = 2, 0.01, 0.05
+        along = float(step @ way / np.linalg.norm(way))
+        assert abs(along - clip / quorum) < 5 * noise * clip / quorum
 
 
 async def test_each_private_merge_has_a_secret_of_its_own_and_none_exceeds_the_budget(
