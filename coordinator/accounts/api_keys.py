@@ -78,7 +78,9 @@ class ApiKeys:
         self._gift_micro = round(settings.gift_credits_per_day * MICRO)
 
     async def sign_in(self, key: str) -> Asker:
-        """Return a key's account. Raises Unauthorized, Forbidden for one banned or suspended."""
+        """Return the account of a key. Raises Unauthorized, or Forbidden for a banned or suspended
+        account.
+        """
         hashed, now = _hash(key), self._clock.now()
         key_row = await self._db.read(lambda conn: api_key_rows.by_hash(conn, hashed))
         if key_row is None:
@@ -98,7 +100,7 @@ class ApiKeys:
     async def create(self, principal: Principal, request: KeyRequest) -> NewKey:
         """Make a key and return it, the only time that it is shown. Raises Forbidden for an account
         that is suspended or has neither work nor credits, Conflict for too many keys,
-        TooManyRequests, BadRequest, NotFound for a run.
+        TooManyRequests, BadRequest, NotFound for an unknown run.
         """
         key, now = _new_key(), self._clock.now()
         _check_end(request, now)

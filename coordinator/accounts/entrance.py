@@ -51,7 +51,8 @@ class Entrance:
     def check(self, request: RegisterRequest) -> None:
         """Check the proof of a registration, without the database.
 
-        Raises Forbidden if there is none, BadRequest if it is wrong, expired or used.
+        Raises Forbidden for a request without a challenge, BadRequest for a proof that is wrong,
+        expired or used.
         """
         if not self.bits:
             return

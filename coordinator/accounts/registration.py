@@ -238,7 +238,7 @@ def _report(request: RegisterRequest) -> dict[str, Any]:
 def _again(
     conn: Connection, credentials: Credentials, request: RegisterRequest, now: float
 ) -> Registration:
-    """Repeat a known worker's registration: its report and consents are updated, it is online."""
+    """Repeat a known worker's registration: update its report and consents, and set it online."""
     authorise(credentials, request.secret)
     store.set_worker(
         conn, credentials.worker_id, state="online", last_seen_at=now, **_report(request)

@@ -63,7 +63,8 @@ class Reversals:
     async def of_contribution(self, number: int, reason: str) -> Reversal:
         """Reverse the pay of one contribution.
 
-        Raises NotFound, BadRequest, and Conflict where nothing is paid or it was taken back before.
+        Raises NotFound for an unknown contribution, BadRequest for an empty reason, Conflict if
+        nothing was paid for it or the pay was taken back before.
         """
         why = reason_of(reason)
 

@@ -119,8 +119,8 @@ class ServerIdentity(PlatformService):
         )
 
     async def message(self, link: str) -> list[str]:
-        """Return the lines of a message that asks somebody to join by a link; no line where only
-        this machine reaches the address.
+        """Return the lines of a message that asks somebody to join by a link; [] if no other
+        machine reaches the address.
         """
         if self.is_local:
             return []

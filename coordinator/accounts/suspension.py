@@ -32,7 +32,7 @@ def reason_line(text: str) -> str:
 
 
 def reason_of(text: str) -> str:
-    """Return a reason as it is stored, one printable line. Raises BadRequest without one."""
+    """Return a reason as stored: one printable line. Raises BadRequest for an empty reason."""
     why = reason_line(text)
     if not why:
         raise BadRequest(

@@ -114,7 +114,7 @@ class Transparency:
     ) -> tuple[SignedReceipt, ...]:
         """Return signed receipts of a volunteer's payments, oldest first, after entry `cursor`.
 
-        A payment has one as soon as its entry is sealed.
+        A payment has a receipt as soon as its entry is sealed.
         """
 
         def read(conn: Connection) -> list[Receipt]:

@@ -85,7 +85,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
     @classmethod
     def typical(cls, conn: Connection, run: RunRow, steps: int) -> Case | None:
         """Return a task of so many steps of a run's newest version: over the first samples of a
-        pass, or over the games of the newest drawn task; None if there is none yet.
+        pass, or over the games of the newest drawn task; None if there is no such task yet.
         """
         base = versions.get(conn, run.id, run.head)
         if lease_message.read_spec(conn, run.id).pacing is not None:

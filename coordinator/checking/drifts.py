@@ -77,7 +77,7 @@ class Drifts(PlatformService):
 
     async def first(self, run: RunRow, base_sha256: str) -> dict[str, object]:
         """Measure a draft from its version 0; return the columns of its bound. If a step takes too
-        long to wait for, or there is no data yet, return none: `run` measures the run later.
+        long to wait for, or there is no data yet, return {}: `run` measures the run later.
         """
         case = None
         if definition(run).plan.update == "delta":

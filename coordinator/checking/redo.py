@@ -84,7 +84,9 @@ class Workbench:
 
 
 def machine_of(device: str) -> tuple[str, ComputeDevice]:
-    """Return name, class and model of a device; "auto": an accelerator. Raises Configuration."""
+    """Return name, class and model of a device; "auto" is an accelerator if the machine has one.
+    Raises Configuration.
+    """
     import torch
 
     if device == AUTO:
@@ -328,8 +330,8 @@ def _parameter_likeness(first: SliceReader, second: SliceReader, schema: Schema)
 
 
 def _buffers(first: SliceReader, second: SliceReader, base: SliceReader, schema: Schema) -> float:
-    """Return the length of the difference of two results' buffers, relative to the change of ours
-    from the base; infinite where the counters differ.
+    """Return the length of the difference of two results' buffers, relative to the change of the
+    first result's buffers from the base; infinite where the counters differ.
     """
     squares = sum(float(((a - b) ** 2).sum()) for a, b in _pieces(first, second, schema, "buffer"))
     moved = sum(float(((a - b) ** 2).sum()) for a, b in _pieces(first, base, schema, "buffer"))

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from coordinator.database.experience import MatchRow
 
 POLL_S = 2.0
-IDLE_S = 5.0  # while no run makes its own data
+IDLE_S = 5.0  # time between rounds while no run makes its own data
 SEAL_S = 20.0  # longest wait of games for others that fill the chunk
 FILES_MAX = 512  # files in one chunk
 WARM_STEPS = 1000  # steps of one warm-start task; the learning rate falls towards its end

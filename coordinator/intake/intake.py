@@ -140,7 +140,7 @@ class Intake(PlatformService):
             row, fresh = await self._arriving.ask(_Submission(principal, task_id, request))
             if fresh:
                 self._attendance.count_trained(row.run_id, row.train_s)
-                if row.kind == "experience":  # learners use it; it is not merged itself
+                if row.kind == "experience":  # counts at once: episodes are never merged
                     self._attendance.count_merged(row.run_id, row.train_s)
             if row.state == "checking":
                 await self._check(row)
@@ -254,7 +254,7 @@ class Intake(PlatformService):
 
     def _decider(self) -> Batcher[_Measured, None]:
         """Return a batcher that decides the contributions of a run, those of an account one after
-        the other, since draws depend on those before.
+        the other, since the chance of a draw depends on the contributions before.
         """
         return Batcher(self._decide_all, BATCH_MAX, key=lambda each: each[0].volunteer_id)
 

@@ -381,7 +381,9 @@ class Uploads(PlatformService):
         return there
 
     async def _stage(self, row: UploadRow, offset: int, piece: str) -> int:
-        """Store a received piece; an upload of one piece skips the staging. Return its size."""
+        """Store a received piece; an upload of one piece skips the staging. Return the size of the
+        piece.
+        """
         size, path = await in_pool(self._offset, piece), self._path(piece)
         known = self._hashes.pop(piece, None)
         if size == row.size:
@@ -551,7 +553,7 @@ class Uploads(PlatformService):
         upload_rows.finish(conn, [row.id for row in rows])
 
     async def _drop(self, upload_ids: list[str], *, incomplete: bool = False) -> None:
-        """Delete uploads, or those of them that no replica has completed."""
+        """Delete uploads; with `incomplete` only the uploads that no replica has completed."""
         dropped = await self._db.write(
             lambda conn: upload_rows.remove(conn, upload_ids, incomplete=incomplete)
         )
@@ -586,7 +588,7 @@ class Uploads(PlatformService):
 
 
 def _place(row: UploadRow) -> tuple[int, int, int, int]:
-    """Return the part, and its try, that an upload is for."""
+    """Return the task, the attempt, the part and the try that an upload is for."""
     return row.task_id, row.attempt, row.part, row.tries
 
 

@@ -285,7 +285,7 @@ class Merger(PlatformService):
         self, conn: Connection, run: RunRow, merge: MergeRow | None
     ) -> MergeRecipe | None:
         """Return the recipe of a merge in shards that another process left unfinished, to resume
-        it; None without one.
+        it; None if there is no such merge.
         """
         if merge is None or merge.state not in ("leased", "abandoned"):
             return None

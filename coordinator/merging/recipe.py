@@ -222,9 +222,9 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _push(self, plan: Plan) -> Push:
-        """Return the scalars of this merge's step, which is shorter for stale updates and if
-        few workers contributed; a private one is whole, since a shorter step would shorten the
-        noise, and so show who took part.
+        """Return the scalars of this merge's step, which is shorter for stale updates and if few
+        workers contributed. A step with `[privacy]` is never shortened, since that would shorten
+        the noise, and so show who took part.
         """
         if self.about.file.privacy.on:
             return Push()

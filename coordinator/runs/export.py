@@ -75,7 +75,7 @@ class ExportSource(msgspec.Struct, frozen=True, kw_only=True):
     measured: EvaluationRow
     history: tuple[tuple[VersionRow, EvaluationRow], ...]
     dataset: DatasetRow | None
-    merges: int  # up to the version
+    merges: int  # number of merges up to the version
     suites: tuple[SuiteCourse, ...] = ()
 
 

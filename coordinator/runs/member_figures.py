@@ -70,7 +70,7 @@ def comparable(losses: Mapping[int, Sequence[float]]) -> list[MemberLoss]:
 
 
 def best_of(losses: Sequence[MemberLoss], best_by: Literal["mean", "worst"]) -> MemberLoss | None:
-    """Return the lowest loss, and of equal ones that of the newest version; None without one."""
+    """Return the lowest loss, and of equal ones that of the newest version; None without losses."""
 
     def rank(loss: MemberLoss) -> tuple[float, int]:
         return (loss.mean if best_by == "mean" else loss.worst), -loss.version
@@ -94,7 +94,7 @@ def record_loss(conn: Connection, run_id: int, owner: tuple[str, str], sums: Hel
 
 
 def figures(conn: Connection, run: RunRow) -> MemberFigures | None:
-    """Return the figures of a run; None for one on data of its organiser."""
+    """Return the figures of the members of a run; None if they keep no data."""
     about = definition(run)
     if not about.at_members:
         return None

@@ -143,7 +143,7 @@ class PublicRuns:
         return (await self._listing.get())[1]
 
     async def find(self, name: str) -> RunRow:
-        """Find a public run. Raises NotFound, which names the nearest."""
+        """Find a public run. Raises NotFound with the nearest name."""
         rows = await self.listing()
         for row in rows:
             if row.name == name:

@@ -308,7 +308,9 @@ class RunQueries:
         return await self._db.read(lambda conn: cost(conn, runs.by_name(conn, name).id))
 
     async def manifest(self, name: str, version: int | None = None) -> SignedManifest:
-        """Return the signed manifest of a version, or of the head; an old one is signed anew."""
+        """Return the signed manifest of a version, by default of the head; an old manifest is
+        signed anew. Raises NotFound for an unknown run or version.
+        """
 
         def read(conn: Connection) -> SignedManifest:
             run = runs.by_name(conn, name)
@@ -384,7 +386,9 @@ class RunQueries:
         return await self._db.read(read)
 
     async def rollouts(self, name: str) -> tuple[RolloutFigures, ...]:
-        """Return the figures of a run's judged answers by version; empty for one without."""
+        """Return the figures of a run's judged answers by version; () for a run without judged
+        answers.
+        """
 
         def read(conn: Connection) -> tuple[RolloutFigures, ...]:
             return rollout_course(experience.rollouts(conn, runs.by_name(conn, name).id))
@@ -392,8 +396,8 @@ class RunQueries:
         return await self._db.read(read)
 
     async def machine_time(self, name: str) -> MachineTime | None:
-        """Return the use of the time of a run's machines; None if they were hardly there.
-        Raises NotFound.
+        """Return the shares of the time of a run's machines by use; None if the machines were
+        hardly there. Raises NotFound.
         """
 
         def read(conn: Connection) -> MachineTime | None:
@@ -403,8 +407,8 @@ class RunQueries:
         return await self._db.read(read)
 
     async def members(self, name: str) -> MemberFigures | None:
-        """Return the figures of the members of a run; None where they keep no data. Raises
-        NotFound.
+        """Return the figures of the members of a run; None if the members keep no data. Raises
+        NotFound for an unknown run.
         """
         return await self._db.read(lambda conn: figures(conn, runs.by_name(conn, name)))
 
@@ -469,7 +473,7 @@ def _dialogues_advice(run: RunRow, manifest: DatasetManifest) -> tuple[str, ...]
 
 
 def _members(about: Definition, dataset: datasets.DatasetRow | None) -> MembersData | None:
-    """Return the data that members of a run keep; None where it is the organiser's."""
+    """Return the data that members of a run keep; None if the organiser keeps the data."""
     if not about.at_members or dataset is None:
         return None
     return MembersData(
@@ -571,7 +575,9 @@ def ends_at(
 
 
 def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
-    """Return a device's steps a second in a run, estimated by its benchmark; None without one."""
+    """Return a device's steps a second in a run, estimated by its benchmark; None without a
+    benchmark.
+    """
     benchmarks = decode(worker["benchmark"], tuple[Benchmark, ...])
     flops = next((b.step_flops for b in benchmarks if b.device == worker["device"]), 0.0)
     return flops / run.step_flops if flops and run.step_flops else None

@@ -34,7 +34,7 @@ def recipes() -> tuple[RunRecipe, ...]:
 
 
 def recipe(name: str) -> RunRecipe:
-    """Return one recipe. Raises BadRequest, with the nearest, for an unknown name."""
+    """Return one recipe. Raises BadRequest with the nearest name for an unknown name."""
     names = [item.name for item in recipes()]
     if name not in names:
         raise BadRequest(f'there is no recipe "{name[:64]}": {hint(name, names)}')

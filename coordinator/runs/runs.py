@@ -85,8 +85,8 @@ def make_initial(
 
 
 def _first_samples(about: Definition, counts: Sequence[int]) -> int:
-    """Return the samples of a pass, or of a run that makes its own data the games that it begins
-    with ahead of the learners: none before its warm start.
+    """Return the number of samples of the first pass. For a run that makes its own data, this is
+    the number of games that may be made ahead of the learners; 0 if the run has a warm start.
     """
     pacing = about.pacing
     if pacing is None:
@@ -124,7 +124,9 @@ _START_ADVICE = {  # command for a run that is no draft, when somebody starts it
 
 
 def _unfit(file: RunFile, kinds: Sequence[str], kind: str) -> str:
-    """Return why a dataset of this kind does not fit a workload, and the command that makes one."""
+    """Return why a dataset of type `kind` does not fit the workload of a run file, and the command
+    that makes one.
+    """
     if not kinds:
         return f'{file.workload} makes its own data: leave out the line dataset = "{file.dataset}"'
     option = _ADDED_BY.get(kinds[0], f"--for {file.workload} --files")
@@ -138,7 +140,7 @@ class DriftMeter(Protocol):
     """Measurement of the first task of a draft, which bounds the steps of its tasks."""
 
     async def first(self, run: RunRow, base_sha256: str) -> dict[str, object]:
-        """Return the columns of the bound; none where nothing can be measured yet."""
+        """Return the columns of the bound; {} if nothing can be measured yet."""
 
 
 class Runs(PlatformService):
@@ -428,7 +430,9 @@ class Runs(PlatformService):
         return await self._move(name, "paused", "run.pause", reason)
 
     async def resume(self, name: str, reason: str = "") -> RunInfo:
-        """Hand out the tasks of a paused run again. Raises Conflict for any other."""
+        """Hand out the tasks of a paused run again. Raises NotFound, or Conflict if it is not
+        paused.
+        """
         return await self._move(name, "running", "run.resume", reason)
 
     async def stop(self, name: str, reason: str = "stopped by the organiser") -> RunInfo:

@@ -105,8 +105,8 @@ def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
 
 
 def free_proven_pay(conn: Connection, volunteer_ids: Collection[str], now: float) -> None:
-    """Free the pay that a merge has just put at stake although passed draws prove its work. The
-    bond stays, out of the pay for proven work: pay for later work cannot stand in for it.
+    """Free the pay that a merge has just put at stake although passed draws prove the work that it
+    pays for. The bond is kept back from that pay, since pay for later work cannot replace it.
     """
     for volunteer_id in sorted(volunteer_ids):
         account = accounts.locked(conn, volunteer_id)

@@ -59,7 +59,7 @@ def _draw_curve(draw: Canvas, points: Sequence[tuple[float, float]]) -> None:
 
 
 def _drawable(text: str) -> str:
-    """Return a text cut to a line, with the letters that Pillow's own font has, without accents."""
+    """Return a text in the letters of Pillow's own font, without accents, cut to one line."""
     bare = unicodedata.normalize("NFKD", text.replace("ß", "ss")).encode("ascii", "ignore")
     letters = " ".join(bare.decode("ascii").split())
     return letters if len(letters) <= CHARS_MAX else f"{letters[: CHARS_MAX - 3]}..."

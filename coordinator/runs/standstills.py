@@ -32,9 +32,9 @@ FRESH_S, REST = 2.0, 20.0
 class ThisServer:
     """What this process knows of its own server."""
 
-    closed: Callable[[], str] = str  # why nothing new is accepted; "" where it is
+    closed: Callable[[], str] = str  # why nothing new is accepted; "" if it is accepted
     stalled_s: float = 0.0  # setting `alert_stalled_s`
-    since: float | None = None  # when it began to serve; None: it serves nobody
+    since: float | None = None  # time at which it began to serve; None if it serves nobody
 
 
 class Standstills:

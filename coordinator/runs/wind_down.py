@@ -33,7 +33,7 @@ VERSION = re.compile(r"(?P<run>[^\s@/]+)@(?P<version>[0-9]{1,9})")
 
 
 class Deed(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences on the effect of a command, which was done or only previewed."""
+    """Sentences on the effect of a command; `done` is False if the effect was only previewed."""
 
     says: tuple[str, ...]
     done: bool
@@ -219,7 +219,9 @@ class _OnlyAsked(Exception):
 
 
 def kept_version(conn: Connection, run: RunRow, version: int) -> str:
-    """Return the blob of a version's weights. Raises NotFound if they were pruned."""
+    """Return the blob of a version's weights. Raises NotFound for an unknown version, or if its
+    weights were pruned.
+    """
     if not 0 <= version <= run.head:
         raise NotFound(f'"{run.name}" has no version {version}: its newest is {run.head}')
     if evaluations.evaluation(conn, run.id, version).pruned:

@@ -317,7 +317,9 @@ class Claims:
         now: float,
         served: _ClaimResults,
     ) -> list[Waiter]:
-        """Add the workloads and limits of the machines; devices never registered are refused."""
+        """Return the waiters with the workloads and limits of their machines; a waiter on a device
+        that its machine never registered is refused.
+        """
         self._learn(conn, [w for w in waiters if not self._is_known(w, now)], rights, now)
         able: list[Waiter] = []
         for waiter in waiters:

@@ -123,7 +123,9 @@ class Heartbeats:
         _remember(self._told, principal.worker_id, until)
 
     def news(self, conn: Connection, principal: Principal, since: int) -> VerdictNews:
-        """Return a worker's verdicts and its owner's balances; call `record_sent` then."""
+        """Return a worker's verdicts and its owner's balances; call `record_sent` once they are
+        sent.
+        """
         recent_at = self._clock.now() - verdicts.RECENT_S
         worker = principal.worker_id
         sent = Counter(self._sent.get(worker))

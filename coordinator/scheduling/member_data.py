@@ -29,9 +29,9 @@ class MemberDeclarations:
         self._signals = signals
 
     async def declare(self, principal: Principal, run: str, data: MemberData) -> None:
-        """Store the numbers of the data of this machine; the same again changes nothing.
+        """Store the numbers of the data of this machine; the same numbers again change nothing.
 
-        Raises NotFound, BadRequest for a run on the organiser's data, Conflict for one that has
+        Raises NotFound, BadRequest for a run on the organiser's data, Conflict for a run that has
         ended, Forbidden for an account that the organiser did not vouch for.
         """
         owner = principal.volunteer_id, principal.worker_id

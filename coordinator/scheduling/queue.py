@@ -99,8 +99,8 @@ class Queue:
         the same.
 
         The call waits (with a limit) until the worker's last contribution is merged, unless the
-        plan lets work overlap. Raises NotFound for another worker's task, Gone if it was taken
-        away, Cancelled if the run has ended.
+        plan lets work overlap. Raises UnknownTask for another worker's task, Gone if the lease was
+        taken away, Cancelled if the run has ended.
         """
         watch, until = self._signals.watch(), math.inf
         start = _Start(principal.worker_id, task_id, attempt, newest)
