@@ -27,7 +27,7 @@ OPEN_MAX = 16  # audits offered at once
 # Age from which a waiting recompute is offered; one that is too large for the server is offered at
 # once.
 OFFERED_AFTER_S = 600.0
-PAY_PER_AUDIT = 10  # accepted pay that an account needs for as much pay of audits
+PAY_PER_AUDIT = 10  # accepted pay that an account needs, as a multiple of its pay for audits
 CONFIRM_MIN = 0.1  # least share of agreeing answers that the organiser recomputes
 
 

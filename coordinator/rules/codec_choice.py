@@ -12,7 +12,7 @@ FALLBACKS = ("int8", "bf16", "float32")
 
 def choose_codec(preferred: str, worker_codecs: Collection[str]) -> str:
     """Return the codec for an update: the run's own, or the best other one that the worker has; ""
-    without one.
+    if the worker has none of them.
 
     A worker that names no codec gets the run's own.
     """

@@ -49,7 +49,7 @@ def derived(secret: bytes, chars: int) -> str:
 
 
 def normal(typed: str) -> str:
-    """Return the normal form of a typed code. Raises BadRequest for a malformed one."""
+    """Return the normal form of a typed code. Raises BadRequest for a malformed code."""
     text = "".join(c for c in typed[:CODE_CHARS_MAX].upper() if not c.isspace() and c not in "-_.")
     text = text.translate(_READ_AS)
     if len(typed) > CODE_CHARS_MAX or not text or any(char not in ALPHABET for char in text):
@@ -82,7 +82,7 @@ def check_id(name: str, value: str) -> str:
 
 
 def check_secret(secret: str) -> str:
-    """Return a secret that is long and varied enough. Raises BadRequest for any other."""
+    """Return a secret that is long and varied enough. Raises BadRequest for a weaker secret."""
     if not _SECRET.fullmatch(secret) or len(set(secret)) < 8:
         raise BadRequest(
             f"the secret must be {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} random letters, "

@@ -99,7 +99,8 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
     refusals: dict[int, Refusal]
     more: bool  # a task was split, and its rest may suit a refused waiter
     open: int  # number of tasks, and of samples without a task, that stay for later claims
-    remaining: frozenset[int]  # these tasks; each run with such samples as minus its number
+    # ids of the tasks that stay, and minus the id of each run with samples that stay
+    remaining: frozenset[int]
     reserved: frozenset[int] = frozenset()  # tasks that a waiter left to a faster machine
 
 
@@ -142,7 +143,9 @@ class _PassState:
         return max(0, uncut)
 
     def turn(self) -> None:
-        """Begin the next pass once every sample of this one has a task; end the last one."""
+        """Begin the next pass once every sample of this one has a task; no pass follows the last
+        one.
+        """
         if self.done:
             self.pass_no += 1
             self.cursor = 0
@@ -324,7 +327,7 @@ def _rest(run: Run, waiter: Waiter) -> Refusal:
 def _all_taken(
     free: Sequence[_PassState], waiter: Waiter, reserved: Container[int], leases: int
 ) -> Refusal:
-    """Return why no task is left for a device, which has `leases` itself."""
+    """Return why no task is left for a device that holds `leases` tasks itself."""
     for share in free:
         task = next((task for task in share.todo if task.id in reserved), None)
         if task is not None and takes_kind(waiter, task.beside):
@@ -407,7 +410,7 @@ def dispatch(
     leases_max: int,
     bench: DeviceBench = NOBODY,
 ) -> DispatchResult:
-    """Decide for every waiter: a lease, or the reason for none; `bench`: see `DeviceBench`."""
+    """Assign a task to every waiter, or refuse it with a reason; for `bench` see `DeviceBench`."""
     batch = _Batch(waiters, runs, Placement(bench), leases_max)
     batch.add_tasks(tasks)
     return batch.run()

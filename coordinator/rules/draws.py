@@ -116,7 +116,7 @@ class Redone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ComputeDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """Class ("cpu", "cuda") and model, where known, of a device."""
+    """Class ("cpu", "cuda") of a device, and its model; "" for an unknown model."""
 
     kind: str
     model: str = ""

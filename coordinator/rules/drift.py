@@ -47,7 +47,7 @@ class ProvableLength(msgspec.Struct, frozen=True, kw_only=True):
     """Most steps of a task that a recompute can prove, and the largest drift measured below it."""
 
     steps: int
-    is_bound: bool  # the run would hand out longer ones
+    is_bound: bool  # the run would hand out longer tasks without this bound
     drift: float
 
     @classmethod
@@ -60,7 +60,7 @@ class ProvableLength(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def columns(self) -> dict[str, object]:
-        """Return the columns of the run that hold it."""
+        """Return the columns in which a run stores this length."""
         return {"steps_provable": self.steps if self.is_bound else 0, "drift": self.drift}
 
 

@@ -94,7 +94,7 @@ def misfit(run: Run, waiter: Waiter) -> str:
 
 
 def _no_member(run: Run, waiter: Waiter) -> str:
-    """Return the reason why a worker is no member of a run on members' data; "" if it is one."""
+    """Return the reason why a worker is no member of a run on members' data; "" for a member."""
     if not waiter.vouched:
         return f'"{run.name}" is for members whom the organiser vouched for'
     if not run.samples_total:
@@ -106,8 +106,8 @@ def _no_member(run: Run, waiter: Waiter) -> str:
 
 
 def at_begin(run: Run, waiter: Waiter) -> Run:
-    """Return a run as it is when a waiter's next task begins: a device in work begins it after its
-    present one.
+    """Return a run as it is when a waiter's next task begins: a device at work begins it after its
+    present task.
     """
     if run.pace is None or run.pace.round is None:
         return run

@@ -40,7 +40,7 @@ AlertKind = Literal[
     "database",
     "store",
 ]
-OF_RUNS: frozenset[AlertKind] = frozenset({"standstill"})  # each run's line says it already
+OF_RUNS: frozenset[AlertKind] = frozenset({"standstill"})  # the lines of the runs show these
 
 
 class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,8 +70,8 @@ class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
 def judge(
     overview: Overview, standing: Sequence[StandingAlert] = ()
 ) -> tuple[Trouble, tuple[Trouble, ...]]:
-    """Return the verdict in one line, and all troubles behind it: of the overview, and the alerts
-    that stand.
+    """Return the verdict in one line, and all troubles behind it: those that the overview shows,
+    and the standing alerts.
     """
     if not any(alive(replica, overview.at) for replica in overview.replicas):
         standing = ()  # no server checks any more
@@ -117,7 +117,7 @@ def _trouble_of(alert: StandingAlert) -> Trouble:
 
 
 def _servers(overview: Overview) -> Iterator[Trouble]:
-    """Yield the trouble that no server reports; on a full disk a running one cannot."""
+    """Yield the trouble that no server sends beats; a server with a full disk cannot send them."""
     stills = (run.standstill for run in overview.runs if run.standstill is not None)
     closed = next((still for still in stills if still.cause == Cause.CLOSED), None)
     silent_all = not any(alive(replica, overview.at) for replica in overview.replicas)

@@ -39,7 +39,9 @@ _SYSTEMS: tuple[tuple[re.Pattern[bytes], System], ...] = (
 
 
 class InstallLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Line for one kind of card: uv runs pipx. Without the words `uvx`, an installed pipx runs."""
+    """Line that installs the program for one kind of card with uv, which runs pipx. Without the
+    word `uvx` the line uses an installed pipx.
+    """
 
     kind: str
     build: str  # build of torch, as an extra of the package
@@ -48,7 +50,7 @@ class InstallLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
-    """Install lines of one system, the one that needs no card first."""
+    """Install lines of one system, the line for machines without a card first."""
 
     system: str
     name: str

@@ -19,7 +19,7 @@ class MachineSeconds(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shares(self) -> MachineTime | None:
-        """Return the shares of the time; None while machines were hardly there."""
+        """Return the shares of the time; None until the machines were present for ten minutes."""
         if self.present < SHOWN_FROM_S:
             return None
         return MachineTime(
@@ -31,5 +31,5 @@ class MachineSeconds(msgspec.Struct, frozen=True, kw_only=True):
 class MachineTime(msgspec.Struct, frozen=True, kw_only=True):
     """Shares of the time of a run's machines over the last day."""
 
-    busy: float  # at training, its result received
-    goodput: float  # at training whose result was merged
+    busy: float  # share spent on training whose result was received
+    goodput: float  # share spent on training whose result was merged

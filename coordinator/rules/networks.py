@@ -23,7 +23,8 @@ def address_key(address: str) -> str:
 
 
 def network(address: str) -> str:
-    """Return the network of a public address, an IPv4 /24 or an IPv6 /48; `UNKNOWN` for any other.
+    """Return the network of a public address, an IPv4 /24 or an IPv6 /48; `UNKNOWN` if it is not
+    public.
 
     Private addresses have no network, since machines behind one router may have different owners.
     """

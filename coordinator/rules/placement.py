@@ -68,13 +68,15 @@ class Placement:
         return True
 
     def note(self, run: Run, price: int, waiter: Waiter) -> None:
-        """Count an assigned task: its device is busy for that much longer."""
+        """Count an assigned task: add its duration to the time until its device is free."""
         place = _place(waiter)
         if place in self._free_s:
             self._free_s[place] += task_s(run, price, speed(run, waiter))
 
     def _end_s(self, run: Run, task: Todo, peer: Waiter) -> float:
-        """Return the seconds until a worker would have done a task; 0 = it cannot, or unknown."""
+        """Return the seconds until a worker would have done a task; 0 if it cannot, or its speed is
+        unknown.
+        """
         fits = may_work_for(run, peer) and takes_kind(peer, task.beside) and not misfit(run, peer)
         if not fits or peer.worker_id in task.failed_by:
             return 0.0
@@ -85,8 +87,8 @@ class Placement:
 class Machines:
     """Devices that recently asked for work, and the times when they will be free.
 
-    Kept in memory: after a restart a task goes to the first that asks, and each of several replicas
-    knows only its own askers.
+    Kept in memory: after a restart a task goes to the first machine that asks, and each of several
+    replicas knows only its own askers.
     """
 
     def __init__(self) -> None:
@@ -114,7 +116,9 @@ class Machines:
             self._seen[place] = (asker, last_seen, until + needs)
 
     def bench(self, todo: Sequence[Todo], now: float) -> DeviceBench:
-        """Return candidates for the waiting tasks outside the pass; empty if there are none."""
+        """Return candidates for the waiting tasks outside the pass; an empty bench if no such task
+        waits.
+        """
         waiting = {task.id for task in todo if task.beside}
         if not waiting:
             return DeviceBench()

@@ -26,7 +26,7 @@ ADVICE: Mapping[str, str] = {
 }
 OPEN_OF_RUN, OPEN_OF_ACCOUNT = 4, 1  # most refused tasks that are done again at one time
 FAULTS_MAX = 3  # repeated refusals since a run's newest version at which it pauses itself
-FAULTS_ALONE = 2  # the same if no update was accepted since then
+FAULTS_ALONE = 2  # the same number, if no update was accepted since that version
 LOSS_SLACK = 0.1  # relative difference of a reported loss from the server's own
 
 
@@ -50,8 +50,8 @@ def repeats(reason: str, reported_loss: float | None, own_loss: float | None) ->
 
 
 def is_at_fault(repeated: int, accepted: int) -> bool:
-    """Return True if a run pauses itself: so many refusals were repeated, and so many updates
-    accepted, since its newest version.
+    """Return True if a run pauses itself. `repeated` counts the refusals that a recompute repeated,
+    `accepted` the accepted updates, both since the newest version.
     """
     return repeated >= (FAULTS_MAX if accepted else FAULTS_ALONE)
 

@@ -1,4 +1,5 @@
-"""Run file: one TOML table that defines a run. Every missing key has a default that works.
+"""Run file: one TOML table that defines a run. Most keys have a default that works; `name` and
+`workload` have none.
 
 Parsing is strict: an unknown key is refused with the nearest known one, a wrong type with msgspec's
 message.
@@ -308,7 +309,7 @@ def from_table(table: Mapping[str, object]) -> RunFile:
 
 
 def encode(run: RunFile) -> str:
-    """Return the stored form of a run: JSON with every default filled in."""
+    """Return the stored form of a run file: JSON with every default filled in."""
     return msgspec.json.encode(run).decode()
 
 

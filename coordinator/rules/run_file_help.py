@@ -1,5 +1,5 @@
 """Help with a refused run file: the line of the fault, the right table for a key, and this
-program's key for another program's.
+program's key for the key of another program.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ WORDS_OF_TABLES = {
         "target_modules": "[model.lora] targets",
     },
 }
-# Keys of other programs, by table, for what a run cannot do, and the way that is left.
+# Keys of other programs for what a run cannot do, by table, and what to do instead.
 ABSENT = {
     "[model.lora]": {
         "bias": 'adapters train no bias: leave the line out, or train all: [model] train = "all"',
@@ -148,7 +148,9 @@ def _numbered(complaint: str) -> str:
 
 
 def _better(key: str, place: str, hint: str) -> str:
-    """Return a better hint for an unknown key than the nearest name in its table, if any."""
+    """Return a better hint for an unknown key than `hint`, the nearest name in its table; `hint` if
+    there is none better.
+    """
     homes = [table for table, keys in _tables().items() if key in keys and table != place]
     words = WORDS | WORDS_OF_TABLES.get(place, {})
     if absent := ABSENT.get(place, {}).get(key.lower()):

@@ -54,8 +54,8 @@ def is_of_model(looked: int, wrong: int, tally: tuple[int, int]) -> bool:
     """Return True if an answer agrees with the model; `tally` counts all compared answers, this one
     included.
 
-    One wrong token is allowed to an account that has few; otherwise it would cost an account with
-    short answers its whole stake.
+    One wrong token is allowed to an account with few wrong ones; otherwise it would cost an account
+    with short answers its whole stake.
     """
     odd = wrong == 1 and tally[1] <= ODD_SHARE * tally[0]
     return odd or wrong <= WRONG_SHARE * looked

@@ -213,7 +213,9 @@ def steps_for(run: Run, flops: float) -> int:
 
 
 def _rest_of_round(run: Run, flops: float) -> int:
-    """Return the steps that end with the running round; 0 = a task would wait for its end."""
+    """Return the steps that end with the running round; 0 if the run has no rounds or this one ends
+    too soon.
+    """
     if run.pace is None or run.left_s is None or run.left_s <= LONG_POLL_S_MAX:
         return 0
     trains_s = max(0.0, run.left_s - run.pace.transfer_s)
@@ -239,7 +241,8 @@ def round_in_work(
     plan: Plan, pace: RunPace, tasks: Sequence[TaskInWork], waiting: int
 ) -> RoundInWork | None:
     """Return the round that ends when enough of these tasks have ended for a merge, together with
-    the contributions that wait for one.
+    the contributions that wait for one. None if the workers of the run do not share merges, or too
+    few tasks are at work.
     """
     shared = plan.update == "delta" and plan.quorum_share > 0.5 and not plan.overlap
     missing = quorum_of(plan, len(tasks) + waiting) - waiting
@@ -258,7 +261,7 @@ def round_in_work(
 
 def keeps_step(run: Run, steps: int, flops: float) -> bool:
     """Return True if a returned task of so many steps leaves its worker in step with others: it is
-    about as long as a new one, or the run has no rounds.
+    about as long as a new task, or the run has no rounds.
     """
     return run.left_s is None or steps >= LIKE * steps_for(run, flops)
 
@@ -279,7 +282,7 @@ def _steps_by_speed(run: Run, flops: float) -> int:
 def samples_for(run: Run, left: int, flops: float) -> int:
     """Return the samples of a new task for a worker of this speed, of `left` without a task.
 
-    If the server sizes tasks, it cuts the rest of a pass into equal ones, since a short last task
+    If the server sizes tasks, it cuts the rest of a pass into equal tasks, since a short last task
     would end before all others and bring its machine out of step with them.
     """
     batch = run.settings.batch_size
@@ -291,8 +294,9 @@ def samples_for(run: Run, left: int, flops: float) -> int:
 
 
 def sized_steps(plan: Plan, parameters: int, pace: RunPace | None) -> int:
-    """Return the steps of a task of a run that leaves them to the server: as many as keep the time
-    besides training below the plan's `transfer_share`, within what learns.
+    """Return the steps of a task of a run whose file leaves their number to the server: enough to
+    keep the share of the time besides training below the plan's `transfer_share`, but at most
+    `steps_that_learn`.
     """
     share = plan.transfer_share
     if plan.update != "delta" or not share or pace is None or pace.train_step_s <= 0:
@@ -335,7 +339,7 @@ def total_steps(
     `samples` is the size of a pass (0 = no end), `sample_size` the items of a sample. The steps of
     a run that ends by samples or tokens depend on the number of parallel workers. The plan's quorum
     gives one estimate; the progress so far, `progress`, gives another, which bounds the first (only
-    from above if versions end it).
+    from above if versions end the run).
     """
     if file.train.decay_steps:
         return file.train.decay_steps

@@ -22,8 +22,8 @@ REPEATED = 3  # failures, or refusals, in a row that show a fault of the run
 RECENT_S = HOUR_S  # failures, refusals and harvests that are older show nothing about now
 MERGE_S = MINUTE_S  # longest time that a merge may be due
 PROOF_S = 20.0  # an update that waits for its proof for less is no standstill
-BARREN_MIN = 64  # episodes that show whether anything teaches
-TAUGHT_MIN = 0.01  # share of them that learners must be able to use
+BARREN_MIN = 64  # least episodes that show whether learners can use any
+TAUGHT_MIN = 0.01  # least share of episodes that learners can use
 USUAL_TIMES = 5  # a run stalls after this many times its usual time for a version
 SENTENCE_MAX = 300
 
@@ -45,7 +45,7 @@ class OutcomeFacts(Facts, frozen=True, kw_only=True):
 
     count: int = 0
     machines: int = 0
-    commonest: str = ""  # sentence that most of them have
+    commonest: str = ""  # sentence of most of these failures or refusals
     since: float | None = None
     stuck: bool = False  # a failed task is needed for the next version, and no machine has it
 
@@ -57,7 +57,7 @@ class PresenceFacts(Facts, frozen=True, kw_only=True):
     paused: int = 0
     fitting: int = 0  # online machines that can take part in the run
     at_work: int = 0  # online machines that hold a task of the run, or wait for its merge
-    # online machines that keep data for the run; None: its data is the organiser's
+    # online machines that keep data for the run; None if its organiser keeps the data
     keepers: int | None = None
     workload: bool = True  # some online machine has the workload
     largest: int = 0  # most bytes of memory of an online device
@@ -120,8 +120,8 @@ class RunFacts(Facts, frozen=True, kw_only=True):
 
 
 class Handling(msgspec.Struct, frozen=True, kw_only=True):
-    """Level of a cause, and the time after which an alert is sent; None: it has another alert, or
-    none.
+    """Level of a cause, and the time after which an alert is sent; None for a cause with another
+    alert, or with none.
     """
 
     level: Level

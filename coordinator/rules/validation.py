@@ -42,8 +42,8 @@ COHORT_LEAST = 0.02  # share of the cohort's median that every honest update rea
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurement of an uploaded file. `problem` is set for an unusable file, `damaged` where the
-    store does not give the uploaded bytes back.
+    """Measurement of an uploaded file. `problem` is set for an unusable file, `damaged` if the
+    store does not return the uploaded bytes.
     """
 
     norm: float = 0.0
@@ -112,8 +112,8 @@ def reach(train: TrainSettings, steps: int, parameters: int) -> float:
     """Return the L2 norm that honest local work cannot exceed; infinite without a bound on the
     gradient.
 
-    Adam moves each element by about lr a step, plus the decay; Muon by a fifth of it, as the mean
-    over a matrix; plain SGD by at most lr x clip_norm in total.
+    Adam moves each element by about lr a step, plus the decay; Muon by a fifth of lr, as the mean
+    over a matrix; plain SGD moves all elements together by at most lr x clip_norm a step.
     """
     if train.optimizer in ("adamw", "muon"):
         return ADAM_REACH * train.lr * steps * math.sqrt(parameters)
@@ -184,7 +184,7 @@ def _rejected(reason: Reason, message: str) -> Judgement:
 
 
 def _content(evidence: Evidence) -> Judgement | None:
-    """Return the rejection of a contribution that is bad by itself; None for any other."""
+    """Return the rejection of a contribution that is bad by itself; None for a usable one."""
     submit, measurement = evidence.submit, evidence.measurement
     if submit.steps != evidence.task_steps or submit.samples != evidence.task_samples:
         return _rejected(

@@ -9,12 +9,13 @@ disk           free space is low: soon nothing new is accepted
 read only      nothing new is accepted: too little is free, or a disk cannot be written
 errors         requests are answered with 5xx
 server         another serving process is silent
-address        the public address does not lead here: its proxy answers 502
+address        the public address does not lead here: for example, its proxy answers 502
 backup         the newest backup is old, or there is none, or another one has no room
 certificate    the TLS certificate ends soon
 database       its file is damaged, was removed, or its disk failed: nothing is written any more;
                or a run's stored file cannot be read; or it lost its newest transactions
-store          the blob store is another database's, or also another's: nothing is deleted
+store          the blob store belongs to another database, or to another one too: nothing is
+               deleted
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def certificate_end(settings: Settings) -> float | None:
-    """Return when this server's certificate expires; None where it has none."""
+    """Return when this server's certificate expires; None without a certificate."""
     own_certificate = settings.directory / certificates.CERT_FILE
     path = Path(settings.tls_cert) if settings.tls_cert else own_certificate
     beyond = settings.tls_cert or not (settings.url or is_loopback(settings.host))
@@ -126,7 +127,7 @@ def here(
 
 
 def failing(answered: tuple[int, int], machine: str) -> list[Condition]:
-    """Return the condition of requests, by the share answered with 5xx."""
+    """Return the trouble that too many requests were answered with 5xx, if they were."""
     requests, errors = answered
     if errors < ERRORS_MIN or errors <= ERRORS_SHARE * requests:
         return []
@@ -136,7 +137,7 @@ def failing(answered: tuple[int, int], machine: str) -> list[Condition]:
 
 
 class PublicAddress:
-    """Asks whether the public address of the settings answers, without a server error."""
+    """Asks whether the public address of the settings answers without a server error."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -145,7 +146,7 @@ class PublicAddress:
 
     def look(self) -> None:
         """Ask the public address once. The first failure is ignored, since a balancer may not have
-        seen this server yet, and silence before a reply, since not every router leads a machine
+        seen this server yet. So is silence before a reply, since not every router leads a machine
         back to itself.
         """
         if not self._url:
@@ -297,8 +298,8 @@ def _of_backup(conn: Connection, most_days: float, now: float) -> Iterator[Condi
 
 
 def many_refused(refused: int, decided: int, *, open_before: bool = False) -> bool:
-    """Return True if too many of the newest decisions are refusals; `open_before`: the alert is
-    open.
+    """Return True if too many of the newest decisions are refusals; `open_before` is True while the
+    alert is open.
     """
     share = CALM_SHARE if open_before else REFUSED_SHARE
     return decided >= DECISIONS_MIN and refused > share * decided

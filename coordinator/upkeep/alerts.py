@@ -172,8 +172,8 @@ class Alerts:
         return tuple(raised)
 
     def _addressed(self, message: str) -> str:
-        """Return a sentence whose commands name this coordinator; the stored ones do not, since
-        each of their readers reaches it in another way.
+        """Return a sentence whose commands name this coordinator; the commands of the stored
+        sentence do not, since each of its readers reaches the coordinator in another way.
         """
         return complete_commands(message, "coordinator", self._settings.options)
 
@@ -380,7 +380,7 @@ def _alert(
 
 
 async def deliver(webhook: str, alert: Alert) -> str:
-    """Send an alert; return the failure, or "" also where no webhook is set."""
+    """Send an alert; return the failure; "" for a delivered alert, or without a webhook."""
     if not webhook:
         return ""
     try:

@@ -151,7 +151,7 @@ async def _note(db: Database, values: Mapping[str, str]) -> None:
 
 
 def _shortage(folder: Path, settings: Settings) -> str:
-    """Return why the disk of a new backup has no room for another one; "" if it has."""
+    """Return why the disk of a new backup has no room for another one; "" if it has room."""
     free = disk_bytes(folder)[0]
     if free >= LOW_FLOORS * settings.space_floor_bytes:
         return ""
@@ -362,8 +362,8 @@ def read_list(source: Path) -> BackupList:
 
 
 def check_one_key(place: str, names: Mapping[str, str]) -> None:
-    """Raise Conflict where a place holds backups of several coordinators; `names` has one of each,
-    by the key that signed it.
+    """Raise Conflict where a place holds backups of several coordinators; `names` has one backup of
+    each coordinator, by the key that signed it.
     """
     if len(names) > 1:
         shown = " and ".join(sorted(names.values()))
@@ -394,8 +394,8 @@ def check_files(source: Path, listed: BackupList, checked: Container[str] = ()) 
 async def restore(settings: Settings, source: Path) -> BackupSummary:
     """Verify a backup, then fill a new data directory and an empty database with it.
 
-    Raises the errors of `read_list` and `check_files`, Configuration when there is something
-    already, StorageFull. A failed check changes nothing.
+    Raises the errors of `read_list` and `check_files`, Configuration if the directory or the
+    database holds data already, StorageFull. A failed check changes nothing.
     """
     listed = await in_pool(read_list, source)
     await in_pool(check_files, source, listed)

@@ -36,7 +36,7 @@ class DrillReport(msgspec.Struct, frozen=True, kw_only=True):
 def folders(series: Path) -> list[Path]:
     """Return the complete backups in a folder, oldest first, or the folder if it is a backup.
 
-    Raises BadRequest if it is no folder.
+    Raises BadRequest for a path that is no folder.
     """
     if not series.is_dir():
         raise BadRequest(f"{series} is not a folder of backups")
@@ -47,7 +47,7 @@ def folders(series: Path) -> list[Path]:
 
 
 def newest(series: Path) -> Path:
-    """Return the newest complete backup of a series. Raises BadRequest where there is none."""
+    """Return the newest complete backup of a series. Raises BadRequest without a complete one."""
     backups = folders(series)
     if not backups:
         raise BadRequest(f"{series} holds no complete backup")
@@ -81,8 +81,8 @@ def verify(folder: Path) -> BackupSummary:
 
 def prune(series: Path, keep: int) -> list[Path]:
     """Delete all but the newest complete backups, and the leftovers of killed processes. Raises
-    Conflict where another coordinator's are among them, and the errors of `read_list` where one
-    that stays is damaged.
+    Conflict if several coordinators' backups are among them, and the errors of `read_list` if a
+    kept backup is damaged.
     """
     remaining = folders(series)[-keep:]
     surplus = [

@@ -55,7 +55,7 @@ class StoreMark(msgspec.Struct, frozen=True, kw_only=True):
     key: str  # fingerprint of the coordinator's key
     mark: str
     turn: str
-    database: str  # identity that a copy of the database does not share, where there is one
+    database: str  # identity that a copy of the database does not share, if it has one
     place: str  # address of the database, for people
     until: float  # end of a server's lease
     contested: bool = False  # two databases took turns
@@ -80,7 +80,7 @@ class _Problem(NamedTuple):
 
 
 class StoreMarks:
-    """Marks the blob store of this database, and refuses another's."""
+    """Marks the blob store of this database, and refuses another database's store."""
 
     def __init__(
         self, settings: Settings, db: Database, blobs: BlobStore, key: SigningKey, clock: Clock
@@ -170,7 +170,9 @@ class StoreMarks:
             )
 
     def _problem(self, memory: _Memory, mark: StoreMark) -> _Problem:
-        """Return why the store is not this database's; an empty reason if it is."""
+        """Return why the store is not this database's; an empty reason if it belongs to this
+        database.
+        """
         if mark.key != self._key:
             return _Problem(
                 f"{self._store} is the blob store of the key {mark.key} and of the database "
@@ -222,7 +224,9 @@ class StoreMarks:
 
 
 async def stored_mark(blobs: BlobStore, store: str = "the blob store") -> StoreMark | None:
-    """Return the mark of a store; None where it has none. Raises Configuration."""
+    """Return the mark of a store; None for a store without a mark. Raises Configuration for an
+    unreadable one.
+    """
     text = await blobs.owner()
     try:
         return decode(text, StoreMark) if text else None

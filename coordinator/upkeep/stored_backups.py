@@ -161,7 +161,9 @@ class StorePlace:
 
 @contextmanager
 def at_hand(place: str) -> Iterator[Path]:
-    """Yield the folder of a place's newest or only backup; one in a store is copied first."""
+    """Yield the folder of a place's newest or only backup; a backup in an object store is copied
+    first.
+    """
     if not place.startswith("s3://"):
         yield newest(Path(place).expanduser().absolute())
         return

@@ -51,7 +51,8 @@ SWEEP_S = 300.0  # interval of retention and of deleting orphans
 # an unreferenced blob is kept for this time, since a transaction may be about to refer to it
 ORPHAN_AGE_S = 3600.0
 PIECES_AGE_S = 2 * DAY_S  # a piece is left over when its upload has expired
-SWEPT_SHARE, SWEPT_MIN = 0.1, 64  # most blobs of one sweep: a share of the registered ones, or some
+# most blobs of one sweep: a share of those to which no row refers, but at least some
+SWEPT_SHARE, SWEPT_MIN = 0.1, 64
 
 log = structlog.get_logger("upkeep")
 
@@ -154,8 +155,9 @@ class Upkeep(PlatformService):
         return await self._db.write(mark)
 
     async def sweep(self) -> int:
-        """Delete blobs whose names this database has let go, or announced and never registered,
-        once they are too old to be part of a running transaction; return their number.
+        """Delete blobs to which no row of this database refers any more, or which were announced
+        and never registered, once they are too old to be part of a running transaction; return
+        their number.
 
         Nothing is deleted from a store that is not this database's alone. A sweep takes at most a
         share of the store, so that the deletions of a mistake take hours.

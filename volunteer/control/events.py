@@ -257,8 +257,8 @@ class Paused(Event):
 
 
 class Resumed(Event):
-    """Removal of one reason for a pause (of all without `by`); the message names the remaining
-    ones.
+    """Removal of one reason for a pause, or of all reasons if `by` is empty; the message names the
+    remaining reasons.
     """
 
     device: str

@@ -182,7 +182,9 @@ def _lowest_capability(architectures: list[str]) -> tuple[int, int]:
 
 
 def match_devices(view: TorchView, gpus: tuple[DriverGpu, ...]) -> tuple[Device, ...]:
-    """Return usable devices, those with most memory first, the processor, then unusable ones."""
+    """Return the usable accelerators, those with most memory first, then the processor, then the
+    unusable devices.
+    """
     memory = memory_bytes()
     cpu = Device(id="cpu", kind="cpu", name=_processor(), memory_bytes=memory)
     usable = sorted(view.devices, key=lambda device: -device.memory_bytes)

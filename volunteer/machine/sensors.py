@@ -51,8 +51,8 @@ class Sensors:
         return tuple(readings)
 
     def _load(self) -> float | None:
-        """Return the share of all cores in use since the last reading. psutil's own figure is per
-        thread, and 0 at the first reading of each.
+        """Return the share of all cores in use since the last reading; None if no time has passed.
+        psutil's own figure is per thread, and 0 at the first reading of each.
         """
         before, self._times = self._times, psutil.cpu_times()
         spent = {
@@ -117,11 +117,11 @@ class SensorWatch:
         self._emitted: dict[str, Sensed] = {}
 
     def look(self) -> None:
-        """Read the sensors now."""
+        """Make `run` read the sensors now."""
         self._look_asked.set()
 
     def celsius(self) -> float | None:
-        """Return the last reading of the hottest device; None without one."""
+        """Return the last reading of the hottest device; None if none has a thermometer."""
         readings = (sensed.celsius for sensed in self._emitted.values())
         return max((heat for heat in readings if heat is not None), default=None)
 

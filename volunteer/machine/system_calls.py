@@ -31,7 +31,7 @@ _X32 = 0x40000000
 _WHOLE = 0xFFFFFFFF
 _KIND = 0xF  # bits of a socket's type; the others are flags
 _TCP, _UDP = socket.IPPROTO_TCP, socket.IPPROTO_UDP
-_FASTOPEN = 0x20000000  # flag of a message that connects, too
+_FASTOPEN = 0x20000000  # flag of a message that also makes the connection
 _TCP_ULP = 31  # option that makes a TCP socket one of another protocol
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # ioctl that type into the terminal
 # Namespaces of mounts, control groups, host names, IPC, users, processes, networks.
@@ -151,7 +151,7 @@ def listed_calls() -> tuple[tuple[str, int, bool], ...]:
 
 def install() -> int | None:
     """Filter the calls of this process and its children for good. Return the file that reports
-    refused calls, None where the system cannot report. Raises OSError.
+    refused calls, None if another program reads the reports of this one already. Raises OSError.
     """
     try:
         return _install(REPORT, _NEW_LISTENER)
@@ -163,7 +163,9 @@ def install() -> int | None:
 
 
 def reports(listener: int) -> Iterator[str]:
-    """Answer refused calls until the confined processes end; yield the name of each new one."""
+    """Answer refused calls until the confined processes end; yield the name of each call that was
+    not refused before.
+    """
     names = {number: name for name, number, _ in listed_calls()}
     reported = set[int]()
     while True:

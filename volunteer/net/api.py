@@ -111,7 +111,9 @@ class Api:
         return (await self.call(endpoints.ANSWER_TOKENS, where, sent, patience_s=SHORT_S)).go_on
 
     async def blob_url(self, sha256: str) -> str:
-        """Return the URL of a blob in the object store; "" without one, or if the request fails."""
+        """Return the URL of a blob in the object store; "" if volunteers cannot reach the store, or
+        the request fails.
+        """
         try:
             return (await self.call(endpoints.BLOB_URL, {"sha256": sha256}, patience_s=0)).url
         except VolunteerError:

@@ -22,7 +22,7 @@ class Throttle:
         self._free_at = float("-inf")  # monotonic time at which the bytes so far fit the rate
 
     def limit(self, mbit: float) -> None:
-        """Set the rate in Mbit/s; 0 = none."""
+        """Set the rate in Mbit/s; 0 = no limit."""
         self._bytes_per_s = max(mbit * MBIT, BYTES_PER_S_MIN) if mbit > 0 else 0.0
 
     @property

@@ -219,8 +219,8 @@ class Client:
             ) from error
 
     def may_go_to(self, url: str) -> bool:
-        """Return True if the coordinator may send this machine to an address: one with https, but a
-        loopback address only if its own is one too.
+        """Return True if the coordinator may send this machine to an address: any https address; a
+        loopback address only if the coordinator itself has one.
         """
         to, home = urlsplit(url), urlsplit(self.address.url)
         near = is_loopback(to.hostname or "")
@@ -375,7 +375,8 @@ class Client:
         secret: bool = True,
         **more: Any,
     ) -> AsyncIterator[httpx.Response]:
-        """Send a request; yield a response with a good status. Raises the error of any other.
+        """Send a request; yield a response with a good status. Raises the error of any other
+        response.
 
         `more` are arguments of httpx. A `secret` request goes only to the joined coordinator.
         """

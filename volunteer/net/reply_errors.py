@@ -31,8 +31,8 @@ class ForeignReply(errors.Unreachable):
 def refusal(
     host: str, status: int, headers: Mapping[str, str], body: bytes, *, v1: bool = False
 ) -> VolunteerError:
-    """Return the error that the coordinator sent; `v1`: in OpenAI's form. If the answer comes from
-    a proxy or a portal instead, return Unreachable.
+    """Return the error that the coordinator sent; `v1` is True for an error in OpenAI's form. If
+    the answer comes from a proxy or a portal instead, return Unreachable.
     """
     wait = _seconds(headers.get("retry-after"))
     try:
@@ -94,7 +94,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 def decode_reply(data: bytes, kind: type[T], *, foreign: bool = False) -> T:
-    """Decode a reply; `foreign`: it lacks the mark of a coordinator.
+    """Decode a reply; `foreign` is True if the reply lacks the mark of a coordinator.
 
     Raises UpgradeRequired for a message that only another version of this program understands,
     Unreachable for the answer of a portal, Internal for other malformed replies.

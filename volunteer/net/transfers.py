@@ -55,7 +55,7 @@ class Transfers:
         """Return the file of a blob; download it if the cache lacks it.
 
         Sources are tried in this order: the model hub, if `public` is the blob's path there; the
-        mirrors; the store; the coordinator. Raises InvalidFrame when it keeps arriving damaged.
+        mirrors; the store; the coordinator. Raises InvalidFrame if the blob keeps arriving damaged.
         """
         async with self._locks[ref.sha256]:  # two devices may need the same blob
             file = await asyncio.to_thread(self._cache.find, ref.sha256, ref.size)
@@ -126,7 +126,7 @@ class Transfers:
 
     async def _mirror_piece(self, sha256: str, span: tuple[int, int], digest: str) -> bytes | None:
         """Return the bytes `span` = [start, stop) of a blob, whose SHA-256 is `digest`, from a
-        mirror; None if none has them.
+        mirror; None if no mirror has them.
 
         A mirror that lacks them is asked again after a pause, one that sends other bytes never.
         """

@@ -43,7 +43,7 @@ class Cache:
         self._verified: dict[str, tuple[int, int]] = {}  # hash -> inode and mtime when verified
 
     def find(self, sha256: str, size: int) -> Path | None:
-        """Return the file of a complete blob; a damaged one is removed."""
+        """Return the file of a complete blob, None without one; a damaged file is removed."""
         path = self._path(sha256)
         try:
             stat = path.stat()

@@ -11,7 +11,7 @@ from shared.sentences import Sentence
 
 def verified_manifest(signed: SignedManifest, public_key: str) -> VersionManifest:
     """Return the manifest if `public_key` signed it. Raises BadSignature, InvalidFrame for an
-    unreadable one.
+    unreadable manifest.
     """
     verify_text(public_key, signed.payload, signed.signature)
     try:

@@ -97,7 +97,9 @@ class Outbox:
         return self.root / f"{name}.safetensors"
 
     def put(self, entry: QueuedResult) -> None:
-        """Store a result for good. Raises Configuration without an update, StorageFull, OSError."""
+        """Store a result for good. Raises Configuration if its update is missing, StorageFull,
+        OSError.
+        """
         if not self.payload(entry.name).exists():
             raise Configuration(
                 Sentence("the update of the result {name} is missing", name=entry.name)

@@ -154,7 +154,7 @@ class OwnData:
     def files(self, record: OwnRecord, refs: Iterable[ChunkRef]) -> dict[str, Path]:
         """Return files of a record by hash; each is verified once in a process.
 
-        Raises OwnDataUnusable for a missing or a damaged one.
+        Raises OwnDataUnusable for a missing or damaged file.
         """
         folder = self.place(record.run) / record.build
         files: dict[str, Path] = {}

@@ -48,7 +48,7 @@ class SignedHeads(msgspec.Struct, frozen=True, kw_only=True):
     """Heads that the coordinator signed so far."""
 
     heads: tuple[KeptHead, ...] = ()  # smallest first; each continues the previous one
-    broken: KeptHead | None = None  # first one that did not continue
+    broken: KeptHead | None = None  # first head that did not continue
     restored_at: float = 0.0  # time of the restore that the coordinator last announced
 
 
@@ -134,7 +134,7 @@ class ReceiptBook:
             self._remember(msgspec.structs.replace(self.signed_heads, broken=head))
 
     def newest(self, run: str) -> int:
-        """Return the newest seen version of a run, -1 without one."""
+        """Return the newest seen version of a run; -1 if none was seen."""
         if self._versions is None:
             self._versions = _read(self.folder / "versions.json", Versions)
         return self._versions.newest.get(run, -1)

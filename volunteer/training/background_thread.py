@@ -18,7 +18,8 @@ class BackgroundThread:
     """One daemon thread for blocking calls.
 
     The thread does not keep the process alive: a call that never returns is abandoned.
-    `low_priority` lowers it below the rest of the process, where threads have priorities.
+    `low_priority` lowers the thread below the rest of the process, on systems whose threads have
+    priorities.
     """
 
     def __init__(self, name: str, *, low_priority: bool = False) -> None:

@@ -42,7 +42,7 @@ class TrainingJob(Generic[T]):
     halved: Callable[[int], None]
     save: Callable[[Work], None] | None = None
     save_every_s: float = 30.0
-    meter: StepMeter | None = None  # measures its first steps
+    meter: StepMeter | None = None  # measures the task's first steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
