@@ -25,7 +25,7 @@ from shared.errors import (
 from shared.protocol.base import Reason, RunState
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.protocol.leases import Lease, ReleaseRequest
-from shared.protocol.limits import RENEW_S
+from shared.protocol.limits import LONG_POLL_S_MAX, RENEW_S
 from tests.support.run_rows import add_contribution, add_run, add_version, add_worker, claim
 from tests.support.virtual_queue import TASK, VirtualQueue, check_cover, virtual_queue
 
@@ -86,6 +86,20 @@ async def test_a_plan_in_step_makes_a_worker_wait_for_its_merge(house: VirtualQu
         await house.clock.advance(301)
         await house.write(lambda conn: None)
     assert (await beginning).version == 1
+
+
+async def test_news_of_a_run_makes_nobody_wait_longer_for_its_merge(house: VirtualQueue) -> None:
+    """A run has news with each contribution of others: its waiting workers would never begin."""
+    run, _, lease = await handed_in(house, preset="fedbuff")
+    beginning = asyncio.ensure_future(house.queue.begin(house.a, lease.task, 1))
+    while house.clock.next_at is None:  # it does not wait yet
+        await asyncio.sleep(0)
+    for _ in range(12):
+        await house.clock.advance(LONG_POLL_S_MAX / 4)
+        house.signals.notify(f"run:{run}")
+        await house.write(lambda conn: None)  # it looks at the merge meanwhile
+    async with asyncio.timeout(10):
+        assert (await beginning).version == 0
 
 
 async def test_a_plan_that_overlaps_lets_work_begin_at_once(house: VirtualQueue) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +27,10 @@ from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import evaluations, heldout_sums
 from coordinator.database.tasks import TaskRow
 from coordinator.intake.intake import NEVER
-from coordinator.rules import run_file
+from coordinator.rules import run_file, validation
 from coordinator.rules.machine_time import MachineSeconds
 from coordinator.rules.run_file import StopSettings, TrustSettings
-from coordinator.rules.validation import COHORT_MIN
+from coordinator.rules.validation import COHORT_MIN, Measurement
 from coordinator.storage.blobs import DamagedBlob
 from shared.errors import NotFound
 from shared.protocol.accounts import Me
@@ -641,6 +643,33 @@ async def test_who_waits_for_updates_or_for_work_hears_of_a_verdict_and_of_no_re
         for _ in range(2):
             assert (await ready.verdict(train_s=4.0)).state == "accepted"
         assert home.coordinator.attendance.drain() == {1: MachineSeconds(trained=4.0)}
+
+
+async def test_work_whose_sender_hangs_up_is_checked_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other requests wait for the same check."""
+    looked, left, measure = threading.Event(), threading.Event(), validation.measure
+
+    def while_it_hangs_up(*update: Any) -> Measurement:
+        looked.set()
+        assert left.wait(60)
+        return measure(*update)
+
+    monkeypatch.setattr(validation, "measure", while_it_hangs_up)
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ready = await uploaded(await home.join("Ann"))
+        watch = home.coordinator.signals.watch("contributions")
+        sender = asyncio.ensure_future(ready.submit())
+        assert await asyncio.to_thread(looked.wait, 60)
+        sender.cancel()
+        with suppress(asyncio.CancelledError):
+            await sender
+        left.set()
+        async with asyncio.timeout(30):
+            assert await watch.wait(1)
+        assert await read(home, contributions.c.state) == ["accepted"]
 
 
 async def test_games_wait_on_a_server_that_cannot_play_them_for_one_that_can(
