@@ -62,7 +62,6 @@ _HELD = (tasks.c.state == "doing") | sa.and_(tasks.c.state == "todo", tasks.c.re
 _ABANDONED = (
     sa.select(_U.id)
     .join_from(uploads, tasks, tasks.c.id == _U.task_id)
-    .where(_U.created_at < sa.bindparam("before"))
     .where((tasks.c.attempt != _U.attempt) | ~_HELD)
     .limit(sa.bindparam("most"))
 )
@@ -111,9 +110,9 @@ def waiting_unvetted(conn: sa.Connection) -> int:
     return int(conn.execute(_UNVETTED).scalar_one())
 
 
-def abandoned(conn: sa.Connection, before: float, limit: int) -> list[str]:
-    """Return uploads begun before a time whose lease ended without a submission."""
-    return list(conn.execute(_ABANDONED, {"before": before, "most": limit}).scalars())
+def abandoned(conn: sa.Connection, limit: int) -> list[str]:
+    """Return uploads whose lease ended, so that they can never be submitted."""
+    return list(conn.execute(_ABANDONED, {"most": limit}).scalars())
 
 
 def blobs_in_use(conn: sa.Connection) -> set[str]:

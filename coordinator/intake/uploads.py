@@ -69,8 +69,6 @@ UPLOAD_TTL_S = DAY_S  # an upload that is not submitted by then is deleted
 WAITING_MAX = 1024  # uploads of one volunteer that are not submitted yet
 PLACE_MAX = 2  # uploads of one part: a volunteer that lost its file may compute it again once
 UNVETTED_SHARE = 0.5  # share of the free disk above the floor for all unvetted volunteers together
-# an upload is deleted this long after its lease ended, since a submission may be on its way
-ABANDONED_S = 60.0
 # most hash states kept between requests; a missing state is recomputed from the file
 HASHES_MAX = 512
 BATCH_MAX = 64  # uploads in one transaction
@@ -572,7 +570,7 @@ class Uploads(PlatformService):
 
         def over(conn: Connection) -> list[str]:
             late = upload_rows.expired(conn, now, EXPIRE_MAX)
-            return [*late, *upload_rows.abandoned(conn, now - ABANDONED_S, EXPIRE_MAX)]
+            return [*late, *upload_rows.abandoned(conn, EXPIRE_MAX)]
 
         gone = list(dict.fromkeys(await self._db.read(over)))
         gone = [upload_id for upload_id in gone if upload_id not in self._writers]

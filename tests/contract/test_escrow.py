@@ -253,6 +253,24 @@ async def test_what_proves_nothing_takes_nothing_and_frees_nothing(database: Dat
     assert await breaches(database) == []
 
 
+async def test_a_failed_draw_takes_back_what_was_paid_for_its_work_and_nothing_else(
+    database: Database,
+) -> None:
+    """Who was invited is paid with the merge, before the draw ends."""
+    run = await setting(database)
+
+    def drawn(conn: Connection) -> None:
+        honest, fake = [merged(conn, run, FRIEND, 1.0) for _ in range(2)]
+        settle(conn, draw(conn, fake), "failed")
+        assert honest < fake
+
+    await database.write(drawn)
+    assert await have(database, FRIEND) == (0, 0, PRICE)
+    lines = await database.read(lambda conn: payments.history(conn, FRIEND, None, 1))
+    assert [(line.kind, line.amount_micro) for line in lines] == [("reversed", -PRICE)]
+    assert await breaches(database) == []
+
+
 async def test_what_was_left_at_stake_is_lost_to_a_proof_alone(database: Database) -> None:
     """A draw that was open before shows all the same that its work was not done."""
     run = await setting(database)

@@ -261,17 +261,6 @@ async def test_who_names_what_it_submitted_before_has_the_same_quota(
     assert [reply.status_code for reply in replies] == [200] * 4 + [429] * 2
 
 
-async def test_what_was_not_submitted_goes_with_its_lease(home: LocalCoordinator) -> None:
-    ann, lease, data, info = await announced(home)
-    decode(await ann.put(info.upload_id, 0, data), UploadInfo)
-    uploads = home.coordinator.uploads
-    await home.clock.advance(61.0)
-    assert await uploads.expire() == 0  # it still holds the lease
-    await ann.post(f"/tasks/{lease.task}/release", {"attempt": lease.attempt})
-    assert await uploads.expire() == 1
-    refused(await ann.put(info.upload_id, 0, data), 404)
-
-
 async def test_the_quota_bounds_what_lies_around(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path, constants=Constants(upload_quota_bytes=20_000)) as home:
         await home.start_run()
