@@ -79,7 +79,7 @@ class Batcher(Generic[Q, A]):
         except Exception as error:
             if len(requests) == 1 or isinstance(
                 error, Unavailable
-            ):  # serving it alone would not help
+            ):  # serving each request alone would not help
                 return [error] * len(requests)
         alone = await asyncio.gather(*(self._answers([request]) for request in requests))
         return [answer for [answer] in alone]

@@ -231,7 +231,8 @@ def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
 
 def yield_to_server(niceness: int, oom_score: str) -> None:
     """Lower the rank of this process below the server's: for processors by `niceness`, and for
-    memory by `oom_score`, the kernel's score of whom to end first. Ctrl-C is left to the server.
+    memory by `oom_score`, the score by which the kernel chooses the process to end first. Ctrl-C is
+    left to the server.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this process ends
     with contextlib.suppress(OSError):

@@ -422,7 +422,7 @@ def _announcer(db: Database, clock: Clock) -> Announcer:
 
 
 async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> Database:
-    """Open the database of the settings; make it where there is none."""
+    """Open the database of the settings; make it if it does not exist."""
     if await is_new(settings.database_url):
         await check_unused(settings)
         await migrate(settings.database_url)

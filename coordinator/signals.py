@@ -182,8 +182,8 @@ class WaitingLine:
             self._probing = self._wake(1)
 
     def _wake(self, count: int) -> bool:
-        """Wake the oldest watchers that have not looked since the news; return False if there are
-        none.
+        """Wake the oldest watchers that have not looked since the news; return False if every
+        watcher has looked.
         """
         late = (watch.wake for watch in self._standing if watch.since < self._news)
         woken = [*itertools.islice((wake for wake in late if not wake.done()), count)]

@@ -12,7 +12,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 REST = 20.0  # a usual `rest`: loads of a slow value take at most one twentieth of the time
-AHEAD = 0.75  # share of the age from which on the next value is loaded while this one is served
+AHEAD = 0.75  # share of the age from which on the next value is loaded while the old one is served
 
 
 class CachedValue(Generic[T]):

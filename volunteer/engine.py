@@ -388,7 +388,9 @@ AGENT_HANDLERS: dict[type[Command[Any]], Callable[[Agent, Any], Any]] = {
 
 
 def _identity_or_none(profile: Profile) -> Identity | None:
-    """Return the identity in use; None without one, or if it is damaged (the start reports it)."""
+    """Return the identity in use; None if there is no identity or it is damaged (the start reports
+    damage).
+    """
     try:
         return profile.current()
     except VolunteerError:

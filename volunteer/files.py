@@ -62,7 +62,9 @@ def write_record(path: Path, record: msgspec.Struct, *, durable: bool = False) -
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """Return the struct stored in `path`, None without one. Raises Configuration if damaged."""
+    """Return the struct stored in `path`, None if there is no file. Raises Configuration if
+    damaged.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(RECORD_BYTES_MAX + 1)

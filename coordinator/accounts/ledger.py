@@ -40,5 +40,5 @@ class Ledger:
         return tuple(rows)
 
     async def check(self) -> tuple[str, ...]:
-        """Return a sentence for each breach in the ledger and the record; empty if none."""
+        """Return a sentence for each breach in the ledger and the record; () without a breach."""
         return await self._db.read(lambda conn: (*check_ledger(conn), *record_tree.check(conn)))

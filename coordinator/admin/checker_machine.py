@@ -154,7 +154,7 @@ class Checker:
                 await asyncio.wait_for(stop.wait(), POLL_S)
 
     async def next(self, stop: asyncio.Event) -> bool:
-        """Make one recompute; return False where none waits."""
+        """Make one recompute; return False if no recompute waits."""
         hold = secrets.token_hex(16)
         request = TakeRecompute(name=self._name, machine=self._machine, hold=hold)
         offer = await patiently(lambda: self._ask(checker_commands.take, request))

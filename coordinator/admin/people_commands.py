@@ -86,7 +86,7 @@ class InviteLink(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     link: str
     expires_at: float | None
-    message: tuple[str, ...]  # lines to send with it; none if only the server's machine reaches it
+    message: tuple[str, ...]  # lines to send with the link; () if no other machine reaches it
 
 
 class ActionDone(msgspec.Struct, frozen=True, kw_only=True):

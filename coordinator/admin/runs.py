@@ -59,8 +59,8 @@ class Rollback(CommandRequest, frozen=True, kw_only=True):
 
 
 class ExportRun(CommandRequest, frozen=True, kw_only=True):
-    """Request for an export to directory `to` on the machine that runs the command; without one, to
-    a transfer box.
+    """Request for an export to directory `to` on the machine that runs the command; without a
+    directory, to a transfer box.
     """
 
     name: str
@@ -71,7 +71,7 @@ class ExportRun(CommandRequest, frozen=True, kw_only=True):
 
 
 class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Files of an export, and the transfer box to fetch them from; "" if there is none."""
+    """Files of an export, and the transfer box to fetch them from; "" if no box was used."""
 
     exported: Exported
     box: str = ""

@@ -74,7 +74,7 @@ class MergeOrder:
     plan: Plan
     schema: Schema
     base: Path  # master weights
-    state: tuple[Path, ...]  # files of the base's server-optimiser state, for any shards; or none
+    state: tuple[Path, ...]  # files of the base's server-optimiser state, for any shards; may be ()
     inputs: tuple[Input, ...]
     push: Push = field(default_factory=Push)
     decay: float = 0.0  # weight decay of matrices before the step; the step's rate multiplies it
@@ -91,7 +91,7 @@ class MergeOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOutput:
-    """Files and figures of a finished merge, or of a shard's part of one."""
+    """Files and figures of a finished merge, or of a shard's part of a merge."""
 
     weights: WrittenFile
     state: WrittenFile | None

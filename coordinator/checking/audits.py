@@ -120,7 +120,9 @@ class Audits(PlatformService):
     async def _compare(
         self, seed: int, checked: ContributionRow, run: RunRow, sums: bytes
     ) -> Likeness | None:
-        """Compare the answered sums with the update's; return None if its file cannot be read."""
+        """Compare the answered sums with the update's; return None if the update's file cannot be
+        read.
+        """
         try:
             path = await self._blobs.local(checked.sha256)
             own_sums = await in_pool(

@@ -111,7 +111,7 @@ def end_without_verdict(
     conn: Connection, row: RecomputeRow, messages: tuple[str, str], now: float
 ) -> bool:
     """End a draw of a task that drifts too far for a verdict, or diverges: the standing of its
-    account stays. Return False if it had a result before.
+    account stays. Return False if the draw had a result before.
     """
     if not recomputes.end(conn, row.contribution_id, "unproven", messages, now):
         return False

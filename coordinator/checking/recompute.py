@@ -134,7 +134,9 @@ class Recomputes(PlatformService):
                 await watch.wait(POLL_S)
 
     async def next(self) -> bool:
-        """Make the next recompute that is not left to a checker; False when there is none."""
+        """Make the next recompute that is not left to a checker; return False if there is no such
+        recompute.
+        """
         async with self._choosing:
             row = self._under_way = await self._take()
         if row is None:
@@ -145,8 +147,8 @@ class Recomputes(PlatformService):
             self._under_way = None
 
     async def overtake(self) -> bool:
-        """Make a recompute that overtakes a much larger one, which is paused meanwhile; False if
-        there is none.
+        """Make a recompute that overtakes a much larger one, which is paused meanwhile; return
+        False if no such recompute waits.
         """
         async with self._choosing:
             larger = self._under_way

@@ -253,7 +253,7 @@ def _for(more: DatasetOptions) -> dict[str, object]:
 
 
 def _told(paths: list[Path], more: DatasetOptions) -> dict[str, str]:
-    """Return licence and source from the folders, where the command names none."""
+    """Return licence and source from the folders, where the command does not name them."""
     from shared.workloads.data.table_rows import licence_and_source
 
     licence, source = licence_and_source(paths)
@@ -310,7 +310,9 @@ def _report(done: DatasetShown) -> str:
 
 
 def _template(tokenizer: Path | None) -> str:
-    """Return the encoded chat template found next to a tokenizer."""
+    """Return the encoded chat template found next to a tokenizer. Raises BadRequest without a
+    tokenizer, InvalidRunFile for an unreadable template.
+    """
     import msgspec
 
     from shared.workloads.data.chat_template import NO_TOKENIZER, template_beside

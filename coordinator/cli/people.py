@@ -90,7 +90,9 @@ def _beside(invite: InviteLink) -> list[str]:
 
 
 def _names(file: Path) -> list[str]:
-    """Return the first column of a list of names, or the one headed "name"."""
+    """Return the names in a CSV file: its column headed "name", or else its first column. Raises
+    BadRequest.
+    """
     try:
         rows = list(csv.reader(read_text(file.expanduser()).splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -443,7 +443,9 @@ def best_note(versions: Sequence[VersionInfo]) -> str:
 
 
 def _members(figures: MemberFigures | None) -> list[tuple[str, str | None]]:
-    """Return the data that members keep, and the losses that they measured; none names a member."""
+    """Return the data that members keep, and the losses that they measured; no figure names a
+    member.
+    """
     if figures is None:
         return []
     loss = figures.newest

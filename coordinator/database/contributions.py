@@ -126,7 +126,7 @@ def by_id(
     *,
     lock: bool = False,
 ) -> ContributionRow:
-    """Return a contribution. Raises NotFound, also for another account's."""
+    """Return a contribution. Raises NotFound, also for a contribution of another account."""
     query = _BY_ID_LOCKED if lock else _BY_ID
     row = conn.execute(query, {"where_id": contribution_id}).mappings().first()
     if row is None or volunteer_id not in (None, row["volunteer_id"]):

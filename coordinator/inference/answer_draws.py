@@ -174,7 +174,7 @@ class AnswerDraws:
             log.warning("an answer was not the model's", volunteer=who)
 
     async def _comparison(self, account_parts: AccountParts) -> tuple[int, int] | None:
-        """Return how many tokens were compared and how many are wrong; None if none can be
+        """Return how many tokens were compared and how many are wrong; None if no token can be
         compared.
         """
         compared = wrong = 0

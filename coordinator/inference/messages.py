@@ -95,7 +95,7 @@ class GeneratedPiece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
 
 
 class DrawnPictures(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
-    """Pictures, PNG."""
+    """Pictures that an order asked for, as PNG files."""
 
     id: str
     images: tuple[bytes, ...]

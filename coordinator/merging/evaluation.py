@@ -192,8 +192,8 @@ class Evaluation(PlatformService):
         self._signals.notify(f"run:{run.id}")
 
     def _look(self, conn: Connection) -> tuple[bool, tuple[RunRow, VersionRow] | None]:
-        """Return True if a version waits for its evaluation; otherwise False and a version that
-        waits for suites, if any.
+        """Return True if a version waits for its evaluation; otherwise False, and a version that
+        waits for suites, or None.
         """
         if evaluations.waits(conn, self._clock.now()):
             return True, None
@@ -201,7 +201,7 @@ class Evaluation(PlatformService):
 
     def _unscored(self, conn: Connection) -> tuple[RunRow, VersionRow] | None:
         """Return a version that lacks its suite scores, version 0 or the last of an ended run; None
-        if there is none.
+        if no version lacks them.
         """
         for run in runs.every(conn, (*runs.OPEN, "completed")):
             if run.head < 0 or not definition(run).file.evaluation.suites:

@@ -41,7 +41,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def proposal(conn: Connection, run: RunRow) -> Proposal | None:
-    """Return the rollback that is proposed for a run; None if it needs none."""
+    """Return the rollback that is proposed for a run; None if the run needs no rollback."""
     first: tuple[VersionRow, float] | None = None
     line = _line(conn, run)
     if not line:

@@ -138,7 +138,7 @@ class Parts(PlatformService):
             await watch.wait(POLL_S)
 
     async def help(self) -> bool:
-        """Make parts of other replicas' merges, one for each thread. Return True if any."""
+        """Make parts of other replicas' merges, one for each thread. Return True if any was made."""
         helped = await asyncio.gather(*(self._make_next() for _ in range(self.threads)))
         return any(helped)
 
@@ -285,7 +285,7 @@ class Parts(PlatformService):
         return SpentFiles(holder, tuple(names_held))
 
     async def discard(self, spent: SpentFiles) -> None:
-        """Delete the files of an ended merge; one that cannot be deleted now is swept later."""
+        """Delete the files of an ended merge; a file that cannot be deleted now is swept later."""
         deleted = []
         for name in spent.names:
             try:

@@ -32,7 +32,7 @@ class Trouble(OverviewPart, frozen=True, kw_only=True):
 
 
 class Flow(OverviewPart, frozen=True, kw_only=True):
-    """Work in one direction, per hour."""
+    """Work per hour that volunteers push, or that merges pull into versions."""
 
     contributions: float = 0.0
     samples: float = 0.0

@@ -235,15 +235,15 @@ class Datasets(PlatformService):
         return await self._db.read(read)
 
     async def is_stored(self, sha256: str) -> bool:
-        """Return True if the store has to hold this blob: it was registered, and not let go."""
+        """Return True if the store has to hold this blob: it is registered."""
         return bool(await self._db.read(lambda conn: datasets.blob_sizes(conn, [sha256])))
 
 
 async def heldout(
     manifest: DatasetManifest, blobs: BlobStore, more: Mapping[str, ChunkRef]
 ) -> LocalData:
-    """Return the held-out split of a dataset, or its first chunk if it has none, with the files
-    `more` of its run.
+    """Return the held-out split of a dataset, or its first chunk if it has no such split, with the
+    files `more` of its run.
     """
     split = msgspec.structs.replace(
         manifest, chunks=manifest.heldout or manifest.chunks[:1], heldout=()

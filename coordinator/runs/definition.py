@@ -104,7 +104,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pacing(self) -> Pacing | None:
-        """Return the pacing of a run's experience; None for a run that makes none."""
+        """Return the pacing of a run's experience; None for a run that makes no experience."""
         experience = self.workload.experience
         return experience.plan(self.file.model, self.file.task.options) if experience else None
 

@@ -156,7 +156,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[WrittenFile,
 
 
 def with_state(content: Content, state: WrittenFile | None) -> Content:
-    """Return the content of a version with its server-optimiser state, if any."""
+    """Return the content of a version with its server-optimiser state, if it has a state."""
     if state is None:
         return content
     return msgspec.structs.replace(content, state_sha256=state.sha256, state_size=state.size)

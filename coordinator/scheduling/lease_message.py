@@ -359,7 +359,7 @@ def own_data(task: TaskRow) -> DatasetManifest | None:
 def _chunks(
     spec: Spec, task: TaskRow, seed: int, own_manifest: DatasetManifest | None
 ) -> tuple[int, ...]:
-    """Return the chunks of the data that a task reads; none where its machine keeps the data."""
+    """Return the chunks of the data that a task reads; () if its machine keeps the data."""
     if task.home:
         return ()
     if own_manifest is not None:

@@ -118,7 +118,7 @@ class Space:
             )
 
     def check(self, more: int = 0) -> None:
-        """Raise StorageFull if `more` bytes would leave too little free, or a disk takes no writes."""
+        """Raise StorageFull if `more` bytes leave too little free, or a disk takes no writes."""
         if self.broken or self.read_only or (more and self._least()[0] - more < self.floor_bytes):
             problem = "refuses to be written" if self.broken else "is nearly full"
             raise StorageFull(

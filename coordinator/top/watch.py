@@ -33,10 +33,11 @@ Connect = Callable[[], AbstractAsyncContextManager[CommandSender]]
 async def pictures(
     connect: Connect, clock: Clock, typed: set[str]
 ) -> AsyncIterator[tuple[Overview | None, str]]:
-    """Yield the newest overview once a second, with the reason why it is stale, "" if it is not.
+    """Yield the newest overview once a second, with the reason why it is stale, "" for a fresh
+    overview.
 
-    FORGET among the typed keys has the coordinator forget the silent servers first.
-    Raises Configuration, Unauthorized where there has been no overview yet.
+    FORGET among the typed keys has the coordinator forget the silent servers first. Raises
+    Configuration, Unauthorized where there has been no overview yet.
     """
     overview: Overview | None = None
     at = clock.monotonic()

@@ -394,8 +394,9 @@ def check_files(source: Path, listed: BackupList, checked: Container[str] = ()) 
 async def restore(settings: Settings, source: Path) -> BackupSummary:
     """Verify a backup, then fill a new data directory and an empty database with it.
 
-    Raises the errors of `read_list` and `check_files`, Configuration if the directory or the
-    database holds data already, StorageFull. A failed check changes nothing.
+    Raises the errors of `read_list` and `check_files`, Configuration if the database holds data
+    already, or the keys or blobs there are not those of the backup's coordinator, StorageFull. A
+    failed check changes nothing.
     """
     listed = await in_pool(read_list, source)
     await in_pool(check_files, source, listed)

@@ -161,7 +161,7 @@ class CallReader:
 def call_readers(
     form: ToolCallForm | None, ask: CompletionRequest | ChatRequest, count: int
 ) -> list[CallReader]:
-    """Return a reader for each of `count` answers; none where no function may be called."""
+    """Return a reader for each of `count` answers; [] if no function may be called."""
     if form is None or not isinstance(ask, ChatRequest):
         return []
     return [CallReader(form, ask) for _ in range(count)]

@@ -33,7 +33,7 @@ def delete_file(path: Path, reason: Reason) -> None:
 
 
 def delete_folder(path: Path, reason: Reason, *, strict: bool = False) -> None:
-    """Delete a folder with everything in it. Raises OSError where it is `strict`."""
+    """Delete a folder with everything in it. Raises OSError only if `strict`."""
     shutil.rmtree(path, ignore_errors=not strict)
 
 

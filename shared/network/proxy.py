@@ -9,8 +9,8 @@ from shared.network.links import is_loopback
 
 
 def proxy_of(url: str) -> str:
-    """Return the address of the proxy for a server; "" if there is none, or the server is on this
-    machine.
+    """Return the address of the proxy for a server; "" if no proxy is set for it, or the server is
+    on this machine.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""

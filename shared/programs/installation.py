@@ -22,8 +22,8 @@ _REQUIREMENT = re.compile(r"([^;]+);.*\bextra == ['\"]([\w-]+)['\"]")
 
 
 def installer() -> str:
-    """Return the installer that manages this environment: "pipx", "pip", or "uv", which is also the
-    one where pip is missing.
+    """Return the installer that manages this environment: "pipx", "pip", or "uv"; "uv" too if pip
+    is missing.
     """
     if Path(sys.prefix, "pipx_metadata.json").exists():
         return "pipx"

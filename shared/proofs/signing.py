@@ -62,8 +62,8 @@ class SigningKey:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Return the key in `path` (PEM, PKCS #8). Raises Configuration if it is bad, unreadable,
-        or readable by others.
+        """Return the key in `path` (PEM, PKCS #8). Raises Configuration for a file that holds no
+        such key, is unreadable, or is readable by others.
         """
         from cryptography.hazmat.primitives import serialization as form
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

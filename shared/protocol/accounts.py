@@ -222,7 +222,7 @@ class Me(Message):
     device_s: float
     workers: tuple[WorkerInfo, ...]
     escrow_micro: int = 0  # at stake until later work is recomputed and agrees
-    invited: bool = False  # the organiser vouched for it: unproven work forfeits no pay
+    invited: bool = False  # the organiser vouched for the account: unproven work forfeits no pay
     proving: int = 0  # tasks drawn for a recompute that has no result yet
     proved_in_s: float | None = None  # estimated time until all have a result; None if unknown
     # Credits owed, because they were spent before they were taken back or forfeited. Later pay

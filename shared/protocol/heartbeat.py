@@ -36,7 +36,7 @@ class HeartbeatRequest(Message):
 
 
 class RunBeat(Message):
-    """State of a run as each heartbeat reply has it."""
+    """State of a run that each heartbeat reply carries."""
 
     run: str
     state: RunState

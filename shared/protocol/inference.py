@@ -94,7 +94,7 @@ class Given(Message):
 
 
 class AnswerOffer(Message):
-    """Offer of a machine to answer prompts of these runs; of any run if none is named."""
+    """Offer of a machine to answer prompts of these runs; of any run if it names no run."""
 
     runs: Words = ()
     wait_s: float = 0.0  # longest wait for a prompt (a long poll)

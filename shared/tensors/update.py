@@ -32,7 +32,7 @@ class Delta(SchemaTensors):
     def read(self, name: str, start: int, stop: int) -> Array:
         """Return elements [start, stop) of the flat tensor.
 
-        Raises InvalidFrame if a tensor is missing, or its shape or type is not the schema's.
+        Raises InvalidFrame if a tensor is missing, or its shape or type differs from the schema.
         """
         local = self._local.read(name, start, stop)
         if self._specs[name].role != "parameter":

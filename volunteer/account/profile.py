@@ -131,7 +131,7 @@ class Home:
 
 
 class Profile:
-    """Profile of this host: the accounts, and the one in use."""
+    """Profile of this host: its accounts, and the account in use."""
 
     def __init__(self, path: Path) -> None:
         self.path = private_directory(path)
@@ -153,7 +153,7 @@ class Profile:
         return (self.path / "current").exists()
 
     def identity_of(self, server: ServerInfo) -> Identity | None:
-        """Return the stored identity for this coordinator, if any."""
+        """Return the stored identity for this coordinator; None if there is no such identity."""
         return self._load(_slug(server.public_key))
 
     def use(self, identity: Identity) -> None:

@@ -55,7 +55,7 @@ class Claimer:
     workloads: Callable[[], Mapping[str, Workload]] = dict  # workloads available here
 
     def hindrance(self, choice: WantedWork | None) -> IdleReason | None:
-        """Return the reason that forbids a claim of this work, if any."""
+        """Return the reason that forbids a claim of this work; None if nothing forbids it."""
         if self.place.store.outbox.full:
             return IdleReason(
                 reason="outbox_full",

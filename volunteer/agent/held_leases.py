@@ -96,7 +96,7 @@ class HeldLeases:
         return len(self._leases)
 
     def get(self, key: LeaseKey) -> LeaseInWork | None:
-        """Return the lease in work, if there is one."""
+        """Return the lease in work; None if this task has no lease in work."""
         return self._leases.get(key)
 
     @property

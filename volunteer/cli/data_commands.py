@@ -349,7 +349,7 @@ def _fields(record: OwnRecord) -> dict[str, object]:
 
 async def _recount(places: Directories) -> bool:
     """Let this profile's running volunteer count the data again, and claim at once; return False if
-    none runs.
+    no volunteer runs.
     """
     from shared.clock import SystemClock
     from volunteer.account.profile import Profile as ProfileDirectory

@@ -98,7 +98,7 @@ def accept(*, json: Json = False, profile: Profile = "") -> int:
 
 
 def _open_receipts(profile: str) -> tuple[Directories, Identity, ReceiptBook]:
-    """Return the receipts of the account in use. Raises Configuration without one."""
+    """Return the receipts of the account in use. Raises Configuration if no account is in use."""
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.cli.start import identity_of
     from volunteer.settings.settings import directories

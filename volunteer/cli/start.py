@@ -475,7 +475,7 @@ async def join_now(directories: Directories, link: str, name: str) -> Joined:
 async def ask_coordinator(directories: Directories, question: Callable[[Api], Awaitable[T]]) -> T:
     """Query the coordinator with this profile's identity.
 
-    Raises Configuration without one.
+    Raises Configuration if it has no identity.
     """
     from volunteer.account.join import connector
     from volunteer.net.api import Api

@@ -58,5 +58,5 @@ class Control:
         return (await self.page(endpoint, **args))[0]
 
     async def page(self, endpoint: Endpoint[T], **args: str | int) -> tuple[T, str]:
-        """Return one page of a listing and the cursor of the next one; "" after the last."""
+        """Return one page of a listing and the cursor of the next page; "" after the last page."""
         return await self.do(commands.Query(endpoint=endpoint.path, args=args))

@@ -206,7 +206,9 @@ class RemoteVolunteer:
 
 @asynccontextmanager
 async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
-    """Connect to this profile's running volunteer. Raises Unreachable if none runs or answers."""
+    """Connect to this profile's running volunteer. Raises Unreachable if no volunteer runs or
+    answers.
+    """
     endpoint = read_record(record, SocketAddress)
     not_running = Sentence("no volunteer is running on this profile: start one with `volunteer`")
     if endpoint is None:

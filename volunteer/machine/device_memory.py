@@ -135,6 +135,8 @@ def _trim() -> None:
 
 
 def _allocator(device: str) -> Any:
-    """Return the module of torch that counts a device's memory, such as `torch.cuda`, if any."""
+    """Return the module of torch that counts a device's memory, such as `torch.cuda`; None without
+    such a module.
+    """
     kind, torch = device.partition(":")[0], sys.modules.get("torch")
     return getattr(torch, kind) if torch is not None and kind in ("cuda", "xpu") else None

@@ -45,7 +45,7 @@ def profile_directory(data: Path, name: str, host: str, mark: str | None = None)
 
 
 def keep_mark(profile: Path, mark: str | None = None) -> None:
-    """Write the machine's mark into a profile that has none."""
+    """Write the machine's mark into a profile without a mark."""
     if not (profile / MARK).exists():
         with suppress(OSError):
             (profile / MARK).write_text(machine_mark() if mark is None else mark, encoding="ascii")
@@ -53,7 +53,7 @@ def keep_mark(profile: Path, mark: str | None = None) -> None:
 
 def machine_mark() -> str:
     """Return a hash of the system's machine id, which a new host name does not change; "" if the
-    system has none.
+    system has no such id.
     """
     identifier = ""
     if sys.platform == "darwin":

@@ -227,7 +227,7 @@ class LocalTask:
 
     @property
     def leaves_room(self) -> bool:
-        """Return True if the next task fits this device while this one is still encoded."""
+        """Return True if the next task fits this device while this task is still encoded."""
         files = self._files
         need = nbytes(self._schema) * (CPU_COPIES + LEFT_COPIES)
         return files.held.device != "cpu" or not files.memory_bytes or need <= files.memory_bytes

@@ -163,7 +163,9 @@ class Trainer:
             self._interjected.popleft().run()
 
     def ranks(self) -> Ranks | None:
-        """Return the further ranks of this device, if any; call it on the training thread."""
+        """Return the further ranks of this device, None if it has none; call it on the training
+        thread.
+        """
         if self.rank_devices and self._ranks is None:
             from shared.workloads.training.ranks import Ranks
 

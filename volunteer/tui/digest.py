@@ -78,7 +78,9 @@ def digest(before: Visit, after: Visit) -> str:
 
 
 class Visits:
-    """Visits of the owner to the screen; the last one is kept at `path`, without a path none is."""
+    """Visits of the owner to the screen; the last visit is stored at `path`, or nowhere without a
+    path.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

@@ -103,7 +103,7 @@ class EventFeed:
             self._listener.ended()
 
     def _end_event(self) -> events.Stopped:
-        """Return the end event of a volunteer whose events stopped without one."""
+        """Return the end event of a volunteer whose events stopped without an end event."""
         status, now = self.control.status, self._clock.now()
         local_message = _("the volunteer ended and gave no reason")
         background_message = _("the volunteer in the background ended and gave no reason")

@@ -91,7 +91,7 @@ class KeyCommand(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     short: str
     help: str
-    # The lowest ranks stay in a footer that is too narrow; None: in the palette only.
+    # A footer that is too narrow keeps the keys of lowest rank; None = only in the palette.
     rank: int | None = None
 
 

@@ -44,7 +44,7 @@ def look_of(display: Display, environment: Mapping[str, str], page: str) -> Look
 
 
 def apply_theme(app: App[Any], look: Look) -> None:
-    """Register our themes and set the one of `look`, before the application is mounted."""
+    """Register our themes and set the theme of `look`, before the application is mounted."""
     for theme in themes.THEMES:
         app.register_theme(theme)
     app.theme = look.theme if look.theme in app.available_themes else themes.DEFAULT

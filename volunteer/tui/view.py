@@ -239,7 +239,9 @@ def append_point(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
 
 
 def thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Return about half of the points: the lowest and highest of each four, and the last."""
+    """Return about half of the points: the lowest and highest of every four points, and the last
+    point.
+    """
     thinned: list[Point] = []
     for start in range(0, len(points) - 1, 4):
         group = points[start : min(start + 4, len(points) - 1)]

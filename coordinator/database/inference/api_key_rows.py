@@ -1,4 +1,4 @@
-"""Rows of API keys, and the accounts that may have one."""
+"""Rows of API keys, and the accounts that may have a key."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ blobs = sa.Table(
     sa.Column("created_at", sa.Double, nullable=False),
 )
 
-# Blobs that a sweep may delete: announced before they are written, or let go since.
+# Blobs that a sweep may delete: announced before they are written, or no longer referred to.
 unreferenced_blobs = sa.Table(
     "unreferenced_blobs",
     metadata,

@@ -158,7 +158,7 @@ def build(
     """Build a model on `device` with its own copy of `weights`. Memory of the `frozen` weights is
     shared if possible; the blocks' frozen matrices are stored in `base_precision`.
 
-    Raises InvalidFrame if the weights are another model's, NotFound if a library is missing.
+    Raises InvalidFrame if the weights belong to another model, NotFound if a library is missing.
     """
     tensors = fit_weights(schema(config), weights)
     tensors = {name: value.to(device, torch.float32, copy=True) for name, value in tensors.items()}

@@ -188,7 +188,7 @@ class DcganWork:
         return tensors
 
     def restore(self, snapshot: Weights) -> None:
-        """Continue from a `snapshot`. Raises InvalidRunFile if it is another task's."""
+        """Continue from a `snapshot`. Raises InvalidRunFile for the snapshot of another task."""
         tensors = {**dict(self._model.named_buffers()), "figures": self._figures}
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
         fits = len(counters) == 3 and counters[0] == self._job.seed

@@ -27,7 +27,7 @@ PRESETS = {"small": (2, 32), "medium": (6, 64), "large": (12, 128)}  # blocks, c
 
 
 class GomokuConfig(Table, frozen=True, kw_only=True):
-    """Table `[model]`. `blocks` and `channels` of 0 are the preset's."""
+    """Table `[model]`. `blocks` and `channels` of 0 mean the values of the preset."""
 
     size: Annotated[int, Meta(ge=3, le=SIZE_MAX)] = 15
     win: Annotated[int, Meta(ge=3)] = 5  # stones in a row, or more

@@ -42,7 +42,7 @@ class FixedConv(nn.Module):
     def __init__(self, conv: nn.Conv2d, unit_in: float, unit_out: float, kind: torch.dtype) -> None:
         super().__init__()
         if conv.bias is None:
-            raise ValueError("a convolution of the trunk has a bias")
+            raise ValueError("a convolution of the trunk needs a bias")
         weight = conv.weight.double() * (unit_in / unit_out)
         bias = conv.bias.double() / unit_out
         scale = _scale(weight, bias)

@@ -32,7 +32,7 @@ def plan(rules: BoardRules, game: int, one: str, other: str) -> GamePlan:
 
 
 class MatchWork(PlayWork):
-    """Match between the job's version and the one in an asset; see `Work`."""
+    """Match between the job's version and the version in an asset; see `Work`."""
 
     def __init__(self, job: Job, weights: Held, data: Data, device: str) -> None:
         super().__init__(job, GomokuOptions.from_dict(job.options).match_manner(), device)

@@ -81,7 +81,9 @@ class GomokuNet(nn.Module):
 
     @override
     def forward(self, boards: Tensor) -> tuple[Tensor, Tensor]:
-        """Evaluate `boards` (B, A): +1 for stones of the player to move, -1 for the other's."""
+        """Evaluate `boards` (B, A): +1 for stones of the player to move, -1 for stones of the other
+        player.
+        """
         x = self.stem(self.planes(boards)).relu_()  # (B, C, S, S), channels last in memory
         for block in self.blocks:
             x = block(x)
@@ -113,8 +115,8 @@ class GomokuNet(nn.Module):
 
 
 def build(config: GomokuConfig, weights: Weights, device: str) -> GomokuNet:
-    """Return the model with a copy of `weights` on `device`. Raises InvalidFrame for another
-    network's.
+    """Return the model with a copy of `weights` on `device`. Raises InvalidFrame for weights of
+    another network.
     """
     with torch.device("meta"):
         model = GomokuNet(config)
@@ -135,7 +137,7 @@ def build(config: GomokuConfig, weights: Weights, device: str) -> GomokuNet:
 class NetEvaluator:
     """Network as the search uses it: from boards of the player to move to logits and values.
 
-    `native` chooses a CPU's bfloat16 arithmetic, by default where there is one.
+    `native` chooses a CPU's bfloat16 arithmetic, by default if the CPU has it.
     """
 
     def __init__(

@@ -95,7 +95,7 @@ class PlayWork(ABC):
         """Do nothing; see `snapshot`."""
 
     def _next_plan(self) -> GamePlan | None:
-        """Return the next game of the task, if there is one."""
+        """Return the plan of the next game of the task; None after the last game."""
         if self._following >= self._job.stop:
             return None
         self._following += 1

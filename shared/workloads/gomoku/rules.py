@@ -132,7 +132,7 @@ class Position:
             self.winner = player
 
     def row(self) -> tuple[int, ...]:
-        """Return the winning cells, ascending; none before the end or after a draw."""
+        """Return the winning cells, ascending; () before the end or after a draw."""
         if not self.winner:
             return ()
         last = self.moves[-1]

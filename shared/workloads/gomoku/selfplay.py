@@ -99,7 +99,7 @@ class SelfPlayWork(PlayWork):
 
     @override
     def restore(self, snapshot: Weights) -> None:
-        """Continue from a `snapshot`. Raises InvalidRunFile if it is another task's."""
+        """Continue from a `snapshot`. Raises InvalidRunFile for the snapshot of another task."""
         try:
             saved = decode(snapshot["games"].numpy().tobytes(), SavedGames)
         except (KeyError, *MALFORMED) as error:

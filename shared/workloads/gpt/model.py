@@ -207,8 +207,8 @@ class Gpt(nn.Module):
 
 
 def build(config: GptConfig, weights: Weights, device: str) -> Gpt:
-    """Return a model on `device` with its own copy of `weights`. Raises InvalidFrame for another
-    model's.
+    """Return a model on `device` with its own copy of `weights`. Raises InvalidFrame for weights of
+    another model.
     """
     tensors = {
         name: tensor.to(device, torch.float32, copy=True)

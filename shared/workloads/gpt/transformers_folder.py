@@ -17,7 +17,7 @@ _ARCHITECTURES = {"gpt2": gpt2, "llama": llama}
 
 
 def converted(config: GptConfig, weights: Weights, target: FormatWanted) -> ConvertedModel:
-    """Return the tensors and files of the folder."""
+    """Return a model as the tensors and files of a folder that transformers loads."""
     tokenizer, dtype = target.tokenizer, target.dtype or "float32"
     architecture = _ARCHITECTURES[config.architecture]
     end = end_of_text(load_tokenizer(tokenizer)) if tokenizer is not None else None

@@ -22,7 +22,9 @@ _LOG_MAX = 20.0  # largest logarithm of an importance weight in figures
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """Return the advantages of a group's answers; all zero if nothing can be learnt from it."""
+    """Return the advantages of a group's answers; all zero if the rewards are equal, so that
+    nothing can be learnt.
+    """
     mean = sum(rewards) / len(rewards)
     same = max(rewards) == min(rewards)
     return [0.0 if same else reward - mean for reward in rewards]

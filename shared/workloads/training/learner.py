@@ -37,7 +37,7 @@ class Learner:
         return self._parameters.values()
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradient of every parameter, zeros if it has none."""
+        """Return the gradient of every parameter, zeros for a parameter without a gradient."""
         for value in self._parameters.values():
             if value.grad is None:
                 value.grad = torch.zeros_like(value)
@@ -113,7 +113,7 @@ class Learner:
             self._inner.card = device
 
     def _own(self) -> dict[str, Tensor]:
-        """Return the tensors of the state besides the optimiser's, without copies."""
+        """Return the tensors of the state without those of the optimiser, without copies."""
         tensors = {f"weights/{name}": value.data for name, value in self._parameters.items()}
         tensors |= {f"base/{name}": value for name, value in self._base.items()}
         return tensors | {f"sums/{name}": value for name, value in self._sums.items()}

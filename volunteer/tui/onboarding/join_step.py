@@ -195,7 +195,7 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
 
 
 def entry_terms(server: ServerInfo, code: str) -> str:
-    """Return the terms on which this coordinator admits newcomers; "" if there are none."""
+    """Return the terms on which this coordinator admits newcomers; "" if it sets no terms."""
     if code:
         return _("by invitation: your link carries the code") if server.invite_only else ""
     if server.invite_only:

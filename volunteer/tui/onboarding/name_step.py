@@ -119,7 +119,7 @@ class NameStep(Step):
 
 
 def name_problem(name: str) -> str:
-    """Return the first fault of a nickname that this machine can find; "" if none."""
+    """Return the first fault of a nickname that this machine can find; "" if it finds no fault."""
     if not name:
         return ""
     if len(name) < NICKNAME_MIN:

@@ -48,7 +48,7 @@ class Step(Vertical):
         """Message: the step has its answer; go to the next."""
 
     class Back(Message):
-        """Message: go back to `step` ("": the one before), which shows `why`."""
+        """Message: go back to `step` ("": the previous step), which shows `why`."""
 
         def __init__(self, step: str = "", why: str = "") -> None:
             super().__init__()

@@ -113,7 +113,7 @@ async def _exit_code(command: list[str]) -> int:
 
 
 async def show_page(app: VolunteerApp, run: str) -> None:
-    """Open a run's public page in a browser; without one, show its address."""
+    """Open a run's public page in a browser; without a browser, show its address."""
     coordinator = app.latest.status.coordinator
     if not run or not coordinator:
         app.tell(_("the address of the coordinator is not known yet"))
@@ -140,7 +140,7 @@ def _public_remark(app: VolunteerApp) -> str:
 
 
 async def in_browser(page: str) -> bool:
-    """Open an address in this machine's browser; return False if there is none."""
+    """Open an address in this machine's browser; return False if no browser opens."""
     if not has_browser(os.environ):
         return False
     try:

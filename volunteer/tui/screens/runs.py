@@ -46,7 +46,7 @@ COLUMNS = (
 
 
 class RunsPage(QueryPage):
-    """Runs page: a table of runs, and the details and the curve of the one under the cursor."""
+    """Runs page: a table of runs, and the details and the curve of the run under the cursor."""
 
     NAME = "runs"
     AUTO_FOCUS = "#list"
@@ -442,7 +442,7 @@ def _helping(info: RunInfo, run_names: Sequence[str]) -> str:
 
 
 def _course(info: RunInfo, glyphs: Glyphs) -> str:
-    """Return the measure of version 0 and of the newest; "" before the first evaluation."""
+    """Return the measure of version 0 and of the newest version; "" before the first evaluation."""
     if info.loss is None:
         return ""
     measure = info.measure

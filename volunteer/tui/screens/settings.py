@@ -33,7 +33,7 @@ OVERRULED = {"flag": N_("the command line"), "environment": N_("the environment"
 
 
 class SettingsPage(QueryPage):
-    """Settings page: the list of settings, and the help of the one under the cursor."""
+    """Settings page: the list of settings, and the help of the setting under the cursor."""
 
     NAME = "settings"
     AUTO_FOCUS = "Listing"

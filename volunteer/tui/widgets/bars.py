@@ -136,7 +136,7 @@ def state_line(scene: Scene, cells: int, *, background: bool = False) -> Line:
 
 
 class NewsBar(Bar):
-    """Announcement of the organiser until it is read; no row without one."""
+    """Announcement of the organiser until it is read; no row without an announcement."""
 
     @override
     def show(self, scene: Scene, *, at_once: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Row of choices with one active; a click activates another."""
+"""Row of choices, one of which is active; a click activates another choice."""
 
 from __future__ import annotations
 

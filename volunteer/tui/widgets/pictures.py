@@ -46,7 +46,9 @@ def _pixels(picture: Picture) -> Pixels:
 
 
 def _visible_part(picture: Picture, cells: int, rows: int) -> tuple[Pixels, int, int]:
-    """Return the part of a picture that stays recognisable in a room, and its cells and rows."""
+    """Return the part of a picture that is recognisable within `cells` and `rows`, and the cells
+    and rows that it fills.
+    """
     from shared.workloads.data.resize import corner
 
     pixels = _pixels(picture)

@@ -212,7 +212,7 @@ def y_ticks(view: PlotFrame, rows: int) -> dict[int, str]:
 
 def _round_values(view: PlotFrame, tick_count: int) -> list[tuple[float, float]]:
     """Return about `tick_count` round values inside the frame as (step, value); the frame's ends if
-    there are none.
+    it has no round values.
     """
     span = view.high / 2 - view.low / 2
     if not 0 < span < 5e307:
@@ -226,7 +226,7 @@ def _round_values(view: PlotFrame, tick_count: int) -> list[tuple[float, float]]
 
 
 def _multiples(view: PlotFrame, step: float) -> list[tuple[float, float]]:
-    """Return all multiples of a step inside the frame; none if floats cannot distinguish them."""
+    """Return all multiples of a step inside the frame; [] if floats cannot distinguish them."""
     first = math.ceil(view.low / step)
     if abs(first) > 1e12:
         return []

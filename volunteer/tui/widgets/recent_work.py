@@ -94,7 +94,9 @@ def outcome(verdict: Verdict, paid: Collection[int] = ()) -> str:
 
 
 def reason_of(verdict: Verdict, *, paid: bool = False) -> str:
-    """Return a verdict's reason; "" if there is none, or it says that the `paid` work waits."""
+    """Return a verdict's reason; "" if the verdict has no reason, or the reason says that the
+    `paid` work waits.
+    """
     if paid and verdict.message == verdict.state:
         return ""
     return translated(verdict_reason(verdict))

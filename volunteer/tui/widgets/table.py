@@ -234,7 +234,7 @@ class Listing(Panel):
         self._report_row(rows[self._at].key)
 
     def place(self, rows: Sequence[Row]) -> int | None:
-        """Return the row on which the cursor must stand; None: where the keys moved it."""
+        """Return the row on which the cursor must stand; None if the keys alone move it."""
         return None
 
     @override
