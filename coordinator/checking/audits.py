@@ -42,7 +42,8 @@ from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError
 from shared.protocol.base import Reason
 from shared.protocol.limits import AUDIT_BYTES
-from shared.tensors import quantize, sketch
+from shared.tensors import sketch
+from shared.tensors.codec import codec as codec_named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -212,7 +213,7 @@ def _share(audit: RecomputeRow, comparison: Likeness) -> float:
 
 def _sums_of_update(path: Path, schema: Schema, codec: str, seed: int) -> bytes:
     """Return the sums of an update, read from its file."""
-    with quantize.codec(codec).decode(path, schema) as update:
+    with codec_named(codec).decode(path, schema) as update:
         return sketch.audit_sums(update, schema, seed).tobytes()
 
 

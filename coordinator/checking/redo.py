@@ -26,7 +26,7 @@ from coordinator.rules.likeness import NUDGES, bound, difference, within
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from shared.errors import Configuration, InvalidRunFile, StorageFull, Unavailable
-from shared.tensors.quantize import DecodedUpdate, codec
+from shared.tensors.codec import DecodedUpdate, codec
 from shared.tensors.sketch import audit_sums
 from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Role, Schema, grid

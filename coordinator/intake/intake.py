@@ -58,7 +58,7 @@ from shared.proofs.signing import canonical, digest
 from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitRequest, Verdict
 from shared.protocol.limits import PARTS_MAX, TRIES_MAX
-from shared.tensors import quantize
+from shared.tensors.codec import codec
 from shared.workloads.experience import warm_start
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Intake(PlatformService):
         """
         if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
             raise BadRequest("part or tries is out of range")
-        quantize.codec(request.codec)
+        codec(request.codec)
         with self.durations.timed():
             row, fresh = await self._arriving.ask(_Submission(principal, task_id, request))
             if fresh:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 
 from coordinator.aggregation.shards import file_name
 from shared.files.deletions import delete_file
+from shared.tensors.codec import Cut, codec
 from shared.tensors.frame import read_header
-from shared.tensors.quantize import Cut, codec
 
 if TYPE_CHECKING:
     from coordinator.aggregation.shards import Shard

@@ -98,10 +98,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure(path: Path, schema: Schema, codec: str) -> Measurement:
     """Measure an uploaded file in one streaming pass. Never raises for its content."""
-    from shared.tensors import quantize, update
+    from shared.tensors import update
+    from shared.tensors.codec import codec as codec_named
 
     try:
-        stats = update.inspect(path, schema, quantize.codec(codec))
+        stats = update.inspect(path, schema, codec_named(codec))
     except InvalidFrame as error:
         return Measurement(problem=error.message)
     problem = f"{stats.negative} holds a variance below zero" if stats.negative else ""

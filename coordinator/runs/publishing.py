@@ -26,9 +26,9 @@ from shared.files.deletions import delete_file
 from shared.network.download_plan import LINK_CODEC
 from shared.protocol.limits import MIRROR_PIECE_BYTES
 from shared.protocol.versions import BlobRef, Downlink, Link, Snapshot, VersionManifest
+from shared.tensors.codec import codec
 from shared.tensors.downlink import LinkSettings, round_weights, write_link
 from shared.tensors.frame import open_frame
-from shared.tensors.quantize import codec
 from shared.tensors.snapshot import write_snapshot
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from coordinator.database.versions import VersionRow
     from coordinator.plan.plan_tables import Plan
     from coordinator.storage.blobs import BlobStore
+    from shared.tensors.codec import EncodedUpdate
     from shared.tensors.frame import WrittenFile
-    from shared.tensors.quantize import EncodedUpdate
     from shared.tensors.spec import Schema
 
 

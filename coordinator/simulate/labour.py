@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from coordinator.runs.definition import Definition
+from shared.tensors.codec import codec
 from shared.tensors.frame import open_frame
-from shared.tensors.quantize import codec
 from shared.workloads.base import Job
 
 SETTLED = ("accepted", "merged")  # states of an accepted contribution

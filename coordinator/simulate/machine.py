@@ -34,7 +34,7 @@ from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.protocol.leases import ClaimRequest, Lease
 from shared.protocol.limits import HEARTBEAT_S
 from shared.protocol.versions import BlobRef, VersionManifest
-from shared.tensors.quantize import CODECS
+from shared.tensors.codec import CODECS
 from shared.workloads.base import KINDS, DatasetManifest
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
-from shared.tensors.quantize import Codec, DecodedUpdate
+from shared.tensors.codec import Codec, DecodedUpdate
 from shared.tensors.slices import Array, ArrayReader, SchemaTensors
 from shared.tensors.spec import INTEGERS, Schema, TensorSpec, grid
 

@@ -31,8 +31,8 @@ import peft
 import torch
 import transformers
 
+from shared.tensors.codec import codec
 from shared.tensors.frame import frame_bytes, open_frame
-from shared.tensors.quantize import codec
 from shared.tensors.update import Delta
 from shared.workloads.base import Job, TrainSettings, Work, load
 from shared.workloads.causal_lm.base_model import frozen_of

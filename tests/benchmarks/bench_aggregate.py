@@ -25,7 +25,7 @@ import numpy as np
 from coordinator.aggregation import aggregate
 from coordinator.aggregation.cohort import cohort, pieces
 from coordinator.plan.plan import plan
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.tensors.spec import TensorSpec
 from tests.benchmarks.bench_peers import peer
 

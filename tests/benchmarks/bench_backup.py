@@ -28,7 +28,7 @@ from shared.clock import SystemClock
 from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterRequest
 from shared.protocol.leases import ClaimRequest
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.tensors.spec import Schema
 from tests.benchmarks.bench_flow import UNLIMITED
 from tests.benchmarks.bench_rounds import prepare

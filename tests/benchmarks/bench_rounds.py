@@ -33,7 +33,7 @@ from shared.clock import SystemClock
 from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterRequest
 from shared.protocol.leases import ClaimRequest
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.tensors.spec import Schema
 from shared.workloads.data.text_dataset import build_text
 from tests.benchmarks.handing import Handing

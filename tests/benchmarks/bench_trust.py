@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from coordinator.rules import draws as rules
 from shared.proofs import proof_of_work
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.workloads.base import Job
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, Weights, config, job, sums
 

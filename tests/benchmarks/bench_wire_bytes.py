@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.tensors.quantize import CODECS, codec
+from shared.tensors.codec import CODECS, codec
 from shared.tensors.slices import Array
 from shared.tensors.spec import Schema
 from shared.tensors.update import Delta

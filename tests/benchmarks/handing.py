@@ -8,7 +8,7 @@ from typing import Any
 from shared.protocol import endpoints
 from shared.protocol.contributions import SubmitRequest, UploadRequest
 from shared.protocol.leases import BeginReply, Lease
-from shared.tensors.quantize import EncodedUpdate
+from shared.tensors.codec import EncodedUpdate
 from volunteer.net.api import Api
 from volunteer.net.transfers import Transfers
 

@@ -21,7 +21,7 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterRequest
 from shared.protocol.leases import ClaimRequest
 from shared.protocol.versions import VersionManifest
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.tensors.spec import Schema
 from tests.benchmarks.handing import Handing
 from volunteer.net.api import Api

@@ -24,7 +24,7 @@ from coordinator.checking.redo import _parameter_likeness
 from coordinator.rules.draws import Redone
 from coordinator.rules.likeness import difference as apart
 from coordinator.rules.likeness import raw_difference
-from shared.tensors.quantize import CODECS, codec
+from shared.tensors.codec import CODECS, codec
 from shared.tensors.update import Delta
 from shared.workloads.base import Job
 from tests.experiments.arithmetic import (

@@ -27,8 +27,8 @@ from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import ValidationSettings
 from coordinator.rules.validation import Evidence, judge, measure
 from shared.protocol.contributions import SubmitRequest
+from shared.tensors.codec import codec
 from shared.tensors.frame import FrameWriter, open_frame
-from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 from shared.workloads.base import TrainSettings
 from tests.experiments.cells import Row, arguments, results, work_off

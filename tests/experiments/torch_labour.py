@@ -9,8 +9,8 @@ import torch
 
 from coordinator.runs.definition import Definition
 from coordinator.simulate.labour import SimulatedUpdate
+from shared.tensors.codec import codec
 from shared.tensors.frame import open_frame
-from shared.tensors.quantize import codec
 from shared.tensors.slices import ArrayReader
 from shared.tensors.update import Delta
 from shared.workloads.base import Data, Job

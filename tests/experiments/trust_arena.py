@@ -24,8 +24,8 @@ from coordinator.rules.validation import Evidence, judge, measure
 from coordinator.rules.voices import Voice, shares
 from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitRequest
+from shared.tensors.codec import codec
 from shared.tensors.frame import FrameWriter, open_frame
-from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 from shared.workloads.base import Job, TrainSettings
 from tests.experiments.cells import Row

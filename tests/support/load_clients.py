@@ -29,7 +29,7 @@ from shared.protocol.accounts import Me, RegisterReply
 from shared.protocol.contributions import SubmitRequest, UploadInfo, Verdict
 from shared.protocol.leases import BeginReply, ClaimReply, Lease
 from shared.protocol.limits import API
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.tensors.spec import Schema
 
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from shared.protocol.base import ErrorBody
 from shared.protocol.contributions import SubmitRequest, UploadInfo, Verdict
 from shared.protocol.leases import BeginReply, ClaimReply, Lease
 from shared.protocol.limits import API
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from tests.support.databases import empty_sqlite
 from tests.support.measured_drifts import measure_once
 from tests.support.sums import build_sums

@@ -16,8 +16,8 @@ from shared import decoding
 from shared.protocol.contributions import Verdict
 from shared.protocol.leases import BeginReply, ClaimReply, Lease
 from shared.protocol.versions import VersionManifest
+from shared.tensors.codec import codec
 from shared.tensors.frame import open_frame
-from shared.tensors.quantize import codec
 from shared.tensors.update import Delta
 from shared.workloads.base import ChunkRef, Data, DatasetManifest, load
 from shared.workloads.gomoku.records import GameRecord

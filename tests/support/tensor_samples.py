@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from shared.tensors.quantize import CODECS
+from shared.tensors.codec import CODECS
 from shared.tensors.spec import Role, Schema, TensorSpec
 
 EACH = pytest.mark.parametrize("name", list(CODECS))

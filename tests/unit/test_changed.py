@@ -22,5 +22,5 @@ def test_the_nearest_test_files_come_first_and_far_ones_not_at_all() -> None:
 
 def test_imports_inside_functions_and_of_names_count() -> None:
     by_module = importers([ROOT / "tests" / "unit" / "shared" / "tensors"])
-    assert "tests.unit.shared.tensors.test_quantize" in by_module["shared.tensors.quantize"]
-    assert "tests.unit.shared.tensors.test_quantize" in by_module["torch"]  # within one test
+    assert "tests.unit.shared.tensors.test_codec" in by_module["shared.tensors.codec"]
+    assert "tests.unit.shared.tensors.test_codec" in by_module["torch"]  # within one test

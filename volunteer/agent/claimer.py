@@ -9,7 +9,7 @@ from shared.errors import StorageFull, VolunteerError
 from shared.protocol import leases as wire
 from shared.protocol.leases import ClaimRequest, Lease
 from shared.sentences import Sentence
-from shared.tensors.quantize import CODECS
+from shared.tensors.codec import CODECS
 from shared.text import printable
 from shared.workloads.base import Workload, libraries_here
 from volunteer.agent.collaborators import LentDevice, Workplace

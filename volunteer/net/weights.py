@@ -19,9 +19,9 @@ from shared.files.deletions import delete_file
 from shared.network.download_plan import Route, routes
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
+from shared.tensors.codec import codec
 from shared.tensors.downlink import LinkSettings, follow_link, schema_of_link
 from shared.tensors.frame import WrittenFile
-from shared.tensors.quantize import codec
 from shared.tensors.snapshot import unpack_snapshot
 from volunteer.net.transfers import OnBytes, Transfers
 from volunteer.storage.blob_cache import Cache

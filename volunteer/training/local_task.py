@@ -22,8 +22,8 @@ from shared.protocol.leases import AuditWork
 from shared.protocol.members import HeldoutSums
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence, figure
+from shared.tensors.codec import Codec, EncodedUpdate, codec
 from shared.tensors.frame import open_frame, torch_tensors
-from shared.tensors.quantize import Codec, EncodedUpdate, codec
 from shared.tensors.sketch import audit_sums
 from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, nbytes

@@ -19,7 +19,7 @@ from coordinator.database.tables.contributions import contributions as contribut
 from coordinator.runs.definition import definition
 from shared.protocol.accounts import Me
 from shared.protocol.contributions import Verdict
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.tensors.spec import Schema, TensorSpec
 from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import (

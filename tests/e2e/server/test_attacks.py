@@ -20,7 +20,7 @@ from coordinator.database import datasets, runs, versions
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import read_weights
 from shared.protocol.contributions import Verdict
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.tensors.spec import Schema
 from shared.workloads.base import Job
 from shared.workloads.data.local_data import LocalData

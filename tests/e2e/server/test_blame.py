@@ -23,7 +23,7 @@ from shared.protocol.accounts import Me
 from shared.protocol.base import Reason
 from shared.protocol.contributions import Verdict
 from shared.protocol.leases import ClaimReply, Lease
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.tensors.update import Delta
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.local_data import LocalData

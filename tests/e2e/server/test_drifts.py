@@ -29,7 +29,7 @@ from coordinator.rules.draws import Redone
 from coordinator.rules.drift import DRIFT_SOUGHT, EXTRAPOLATED
 from coordinator.rules.likeness import DRIFT_MAX, judge, share
 from coordinator.runs.definition import definition
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.tensors.slices import ArrayReader
 from shared.workloads.data.local_data import LocalData
 from tests.e2e.server.test_recomputes import LEARNING

@@ -16,8 +16,8 @@ from coordinator.admin.command import NameRequest
 from coordinator.database import runs, versions
 from coordinator.runs.definition import Definition, definition
 from shared.protocol.contributions import Verdict
+from shared.tensors.codec import codec
 from shared.tensors.frame import open_frame
-from shared.tensors.quantize import codec
 from tests.support.local_coordinator import LocalCoordinator, Worker, decode, local_coordinator
 
 OPEN = {"open": True, "proof_of_work_bits": 1}

@@ -30,7 +30,7 @@ from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from coordinator.scheduling import lease_message
 from shared.errors import InvalidRunFile
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.workloads.base import DatasetManifest, Job, installed
 from shared.workloads.data.local_data import LocalData
 from tests.e2e.server.test_recomputes import LEARNING

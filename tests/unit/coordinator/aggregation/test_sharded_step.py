@@ -31,8 +31,8 @@ from coordinator.aggregation.shards import Shard, split
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from shared.errors import InvalidFrame
+from shared.tensors.codec import codec
 from shared.tensors.frame import FrameWriter, open_frame, schema_of_file
-from shared.tensors.quantize import codec
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
 from tests.support.sources import ROOT
 

@@ -18,8 +18,8 @@ from coordinator.aggregation.server_optimizer import Push
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from shared.errors import InvalidFrame
+from shared.tensors.codec import Codec, codec
 from shared.tensors.frame import FrameWriter, WrittenFile, open_frame, schema_of_file
-from shared.tensors.quantize import Codec, codec
 from shared.tensors.spec import TensorSpec
 
 SCHEMA = (

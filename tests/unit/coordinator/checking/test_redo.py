@@ -16,7 +16,7 @@ from coordinator.checking.redo import RecomputeFiles, redo
 from coordinator.rules.draws import Redone
 from coordinator.rules.likeness import judge
 from shared.errors import Unavailable
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.tensors.spec import TensorSpec
 from shared.workloads.base import Progress, Result
 

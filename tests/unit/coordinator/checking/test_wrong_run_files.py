@@ -23,8 +23,8 @@ from coordinator.rules.validation import Evidence, Judgement
 from coordinator.runs.definition import definition
 from shared.errors import VolunteerError
 from shared.protocol.contributions import SubmitRequest
+from shared.tensors.codec import codec
 from shared.tensors.frame import FrameWriter
-from shared.tensors.quantize import codec
 from shared.workloads.data.documents import Document
 from shared.workloads.data.local_data import LocalData
 from shared.workloads.training.lr_schedule import warmup

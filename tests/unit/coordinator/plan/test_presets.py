@@ -18,8 +18,8 @@ from coordinator.plan.presets import PRESETS
 from coordinator.rules import run_file
 from coordinator.runs.definition import of_file
 from shared.errors import InvalidPlan
+from shared.tensors.codec import codec
 from shared.tensors.frame import FrameWriter, open_frame
-from shared.tensors.quantize import codec
 from shared.tensors.spec import TensorSpec
 
 FILE = """

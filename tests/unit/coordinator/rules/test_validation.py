@@ -29,7 +29,7 @@ from coordinator.rules.validation import (
     voices,
 )
 from shared.protocol.contributions import SubmitRequest
-from shared.tensors.quantize import codec
+from shared.tensors.codec import codec
 from shared.tensors.spec import TensorSpec
 from shared.workloads.base import TrainSettings
 

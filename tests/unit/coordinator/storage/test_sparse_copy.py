@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.aggregation.cohort import pieces
 from coordinator.storage.sparse_copy import SparseCopy
-from shared.tensors.quantize import CODECS, Cut, codec
+from shared.tensors.codec import CODECS, Cut, codec
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
 
 SCHEMA: Schema = (
