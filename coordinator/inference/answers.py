@@ -30,7 +30,7 @@ from coordinator.inference.inference_engine import (
 )
 from coordinator.inference.metering import Meter, MeteredRequest, RunningRequest
 from coordinator.rate_limit import PerMinute
-from coordinator.rules import serving
+from coordinator.rules import answer_prices
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.runs.definition import definition
 from shared.errors import BadRequest, Forbidden, NotFound, Unavailable
@@ -235,7 +235,9 @@ class Answers:
                 serve=serve,
                 template=_chat_format(run, datasets.of_run(conn, run), self._templates)
                 == TOKENIZER_TEMPLATE,
-                tier=serving.ORGANISER if asker.organiser else serving.tier_of(serve, total),
+                tier=answer_prices.ORGANISER
+                if asker.organiser
+                else answer_prices.tier_of(serve, total),
                 unit_nano=0 if asker.organiser else _unit_nano(run),
                 asker=asker,
             )
@@ -445,10 +447,10 @@ def _room(model: Servable, request: TextPrompt, prompt: int, context: int) -> in
 def _unit_nano(run: RunRow) -> int:
     """Return the price of a run's token or image, in thousandths of a micro-credit."""
     about = definition(run)
-    flops = serving.TOKEN_FLOPS * about.parameters
+    flops = answer_prices.TOKEN_FLOPS * about.parameters
     if about.declaration.output == "image":
-        flops = run.step_flops / about.file.task.batch_size * serving.FORWARD_SHARE
-    return serving.unit_nano(run.price_micro, run.step_flops, flops, about.file.serve.price)
+        flops = run.step_flops / about.file.task.batch_size * answer_prices.FORWARD_SHARE
+    return answer_prices.unit_nano(run.price_micro, run.step_flops, flops, about.file.serve.price)
 
 
 def _may_ask(run: RunRow, asker: Asker, helped: bool) -> bool:
@@ -549,7 +551,7 @@ def _card(conn: Connection, run: RunRow, name: str, version: int, templates: boo
         loss=evaluations.evaluation(conn, run.id, version).loss,
         version=version,
         parameters=about.parameters,
-        price_micro=serving.cost_micro(_unit_nano(run), 1000 if text else 1),
+        price_micro=answer_prices.cost_micro(_unit_nano(run), 1000 if text else 1),
         output=about.declaration.output,
         answered_by=file.serve.answered_by if text else "organiser",
     )

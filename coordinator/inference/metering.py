@@ -25,8 +25,8 @@ from coordinator.database.ledger import answer_pay, payments
 from coordinator.database.ledger.postings import AMOUNT_MAX
 from coordinator.inference.answer_draws import AnswerDraws
 from coordinator.inference.stream_log import FOLDER, OrphanStreams, StreamLog
+from coordinator.rules.answer_prices import cost_micro
 from coordinator.rules.run_file import ServeSettings, TierSettings
-from coordinator.rules.serving import cost_micro
 from coordinator.traffic import SLOW_S, Durations
 from shared.errors import (
     BadRequest,

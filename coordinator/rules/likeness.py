@@ -1,4 +1,5 @@
-"""Likeness of a recompute to the submitted update, judged by two measured bounds. Pure rules.
+"""Likeness of what was done again to what was submitted: of updates by two measured bounds, of
+answers by wrong tokens. Pure rules.
 
     tight  on comparable arithmetic: work within it was done exactly as leased
     loose  on other arithmetic: work within it was done and is paid, but its account owes a share
@@ -33,6 +34,12 @@ NUDGES = {"float32": 1e-4, "bfloat16": 1e-2}  # relative change of each number o
 DRIFT_TIMES = 2.0
 DRIFT_MAX = 0.2  # largest drift of a task at which a recompute proves anything
 ROUNDING = math.sqrt(6)  # an upper bound, by the inequality of Cauchy and Schwarz
+DRAWN_SHARE = 0.1  # least probability of a draw of an answer, for an account that often agreed
+# Wrong tokens prove another model: at least this many, and more than this share of an answer.
+WRONG_MIN, WRONG_SHARE = 3, 0.05
+# an answer with one wrong token agrees if at most this share of the account's compared tokens is
+# wrong
+ODD_SHARE = 0.01
 
 
 def difference(cosine: float, norm_ratio: float) -> float:
@@ -89,3 +96,22 @@ def share(redone: Redone, precision: str = "float32", *, comparable: bool) -> fl
     if comparable and distance <= TIGHT[precision]:
         return 1.0
     return max(0.0, 1.0 - distance / bound(redone, precision, comparable=False))
+
+
+def is_of_model(looked: int, wrong: int, tally: tuple[int, int]) -> bool:
+    """Return True if an answer agrees with the model; `tally` counts all compared answers, this one
+    included.
+
+    One wrong token is allowed to an account with few wrong ones; otherwise it would cost an account
+    with short answers its whole stake.
+    """
+    odd = wrong == 1 and tally[1] <= ODD_SHARE * tally[0]
+    return odd or wrong <= WRONG_SHARE * looked
+
+
+def is_other_model(looked: int, wrong: int) -> bool:
+    """Return True if this many wrong tokens prove another model; few prove nothing.
+
+    Honest hardware differs in about one of a thousand tokens (docs/decisions/0019).
+    """
+    return wrong >= WRONG_MIN and wrong > WRONG_SHARE * looked

@@ -13,7 +13,6 @@ from coordinator.inference.inference_engine import (
     TokenPrompt,
 )
 from coordinator.rules.run_file import ChatSettings
-from coordinator.rules.serving import transcript
 from coordinator.v1.tool_answers import (
     CallReader,
     answer_rule,
@@ -57,6 +56,13 @@ def completion_text_prompt(ask: CompletionRequest, seed: int) -> TextPrompt:
         logprobs=ask.logprobs,
         private=ask.answered_by is not None,
     )
+
+
+def transcript(chat: ChatSettings, turns: Sequence[tuple[str, str]]) -> str:
+    """Return the prompt for a conversation of (role, text), up to the answer, by a template."""
+    forms = {"system": chat.system, "developer": chat.system, "user": chat.user}
+    parts = [forms.get(role, chat.assistant).replace("{content}", text) for role, text in turns]
+    return "".join(parts) + chat.reply
 
 
 def chat_text_prompt(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPrompt:

@@ -22,8 +22,8 @@ from coordinator.database.inference import request_rows
 from coordinator.database.ledger import answer_pay, gifts, payments
 from coordinator.database.tables.ledger import accounts, events
 from coordinator.inference.metering import GONE_S, Meter, MeteredRequest, RunningRequest
+from coordinator.rules.answer_prices import cost_micro
 from coordinator.rules.run_file import ServeSettings, TierSettings
-from coordinator.rules.serving import cost_micro
 from shared.errors import (
     BadRequest,
     Conflict,

@@ -17,7 +17,7 @@ from coordinator.database.engine.statements import deletion, equals
 from coordinator.database.inference import api_key_rows
 from coordinator.database.ledger import answer_pay, spending
 from coordinator.database.tables.inference import api_keys, usage
-from coordinator.rules.serving import cost_micro
+from coordinator.rules.answer_prices import cost_micro
 from shared.decoding import decode
 from shared.errors import NotFound
 from shared.protocol.inference import UsageRow
