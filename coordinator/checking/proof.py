@@ -25,7 +25,7 @@ from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
 from coordinator.database.recomputes import RecomputeRow
 from coordinator.database.volunteers import VolunteerRow
-from coordinator.plan.plan import staleness_weight
+from coordinator.plan.merge_weights import staleness_weight
 from coordinator.rules import refusals, standing
 from coordinator.rules.draws import Result, bond, shortfall
 from coordinator.runs.definition import definition

@@ -21,7 +21,7 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
-from coordinator.plan.plan import Term, weigh
+from coordinator.plan.merge_weights import Term, weigh
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules.sizing import steps_of_update
 from coordinator.rules.voices import MemberVoice, Voice, member_shares, shares

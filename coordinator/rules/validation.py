@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from coordinator.plan.plan import staleness_weight
+from coordinator.plan.merge_weights import staleness_weight
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import ValidationSettings
 from shared.errors import InvalidFrame

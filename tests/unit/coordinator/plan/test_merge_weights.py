@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.plan.plan import (
-    Term,
-    plan,
-    staleness_weight,
-    weigh,
-)
+from coordinator.plan.merge_weights import Term, staleness_weight, weigh
+from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 
 
