@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from coordinator.accounts.install_lines import installations, message
 from coordinator.certificates import write_private
 from coordinator.config import without_password
 from coordinator.database import key_values, record
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules.install_lines import installations, message
 from coordinator.storage.blobs import in_pool
 from coordinator.ttl_cache import CachedValue
 from shared.clock import machine_time

@@ -12,6 +12,7 @@ from urllib.parse import parse_qs
 import structlog
 from starlette.routing import Route
 
+from coordinator.accounts.install_lines import visitor_system
 from coordinator.pages.event_stream import Broadcast
 from coordinator.pages.page_replies import (
     FinishedPage,
@@ -22,7 +23,6 @@ from coordinator.pages.page_replies import (
 from coordinator.pages.templates import KINDS, static_files
 from coordinator.pages.views import Live, Views
 from coordinator.request_body import Receive, Scope, Send, raw_header
-from coordinator.rules.install_lines import visitor_system
 from coordinator.rules.networks import address_key
 from coordinator.runs.public_runs import PublicRuns, may_be_had
 from coordinator.storage.blobs import in_pool

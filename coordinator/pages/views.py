@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.accounts.accounts import not_shown
+from coordinator.accounts.install_lines import System, installations
 from coordinator.pages import charts, templates
 from coordinator.pages.charts import ChartColumn, Line, Period, Point
 from coordinator.pages.page_replies import HTML, JSON, FinishedPage, finish
 from coordinator.pages.public_figures import ServerFigures, run_figures
 from coordinator.pages.templates import render
-from coordinator.rules.install_lines import System, installations
 from coordinator.runs.definition import definition
 from coordinator.runs.member_figures import MemberFigures
 from coordinator.runs.public_runs import HISTORY_REST, News, PublicRuns, may_be_had

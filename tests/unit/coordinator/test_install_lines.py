@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.rules.install_lines import installations, message, visitor_system
+from coordinator.accounts.install_lines import installations, message, visitor_system
 from shared.programs.installation import TORCH_FOLDERS
 from shared.programs.wheel import Wheel
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 WHEEL = Wheel(name="volunteer-0.1.0-py3-none-any.whl", data=b"", sha256="ab" * 32)
 URL = "https://192.168.1.17:8765"
 BUILDS = [line.build for one in installations(WHEEL, URL, pinned=True) for line in one.lines]
