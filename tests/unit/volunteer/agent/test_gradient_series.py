@@ -1,13 +1,16 @@
-"""Leases in parts, as numbers: where parts begin and end, and what they earn."""
+"""Leases in parts, as numbers: where parts begin and end, what they earn and how often they pull."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from coordinator.rules.sizing import first_part, parts_of
+from tests.support.local_coordinator import RUN
+from tests.support.local_volunteer import local_machine
 from tests.support.workloads.tiny_gpt import job
 from volunteer.agent.lease_parts import part_of
 
@@ -45,3 +48,17 @@ def test_parts_cover_a_job_once(steps: int, short: int, cuts: list[int]) -> None
     assert sum(each.steps for each in found) == steps
     assert len({each.seed for each in found}) == len(found)  # no snapshot fits another part
     assert found[0].seed == whole.seed
+
+
+async def test_a_lease_asks_for_newer_weights_every_so_many_steps_and_no_oftener(
+    tmp_path: Path,
+) -> None:
+    """Each pull costs the volunteer a version over its line."""
+    plan = 'preset = "async-sgd"\ngradient_every = 1\npull_every = 3'
+    run = RUN.replace("local_steps = 2", "local_steps = 12")
+    run = run.replace('preset = "fedavg"\nquorum = 2', plan)
+    async with local_machine(tmp_path, run) as machine, machine.working(max_tasks=1) as process:
+        assert await process.ended() == 0
+        submissions = [path for path in process.network.seen if path.endswith("/submit")]
+        asked = [path for path in process.network.seen if path.endswith("/begin")]
+        assert (len(submissions), len(asked)) == (12, 4)  # before the steps 0, 3, 6 and 9

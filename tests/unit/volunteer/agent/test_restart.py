@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.support.local_coordinator import Worker
 from tests.support.local_volunteer import LONG, SHORT, LocalMachine, local_machine
 from volunteer.control import commands, events
+from volunteer.storage.receipts import ReceiptBook
 
 # Twice 1,200 s is the longest that a lease may live whose speed nobody knows, however often a
 # heartbeat renews it: after less a heartbeat that comes between the advance and the expiry would
@@ -37,6 +38,23 @@ async def test_a_task_whose_time_ran_out_meanwhile_is_dropped_and_trained_once(
         assert [event.attempt for event in process.all(events.Claimed)] == [2]
         assert len(process.all(events.Trained)) == 1
         assert process.all(events.Stopped)[-1].tasks == 1
+
+
+async def test_a_task_goes_on_from_its_base_although_its_machine_saw_a_newer_version(
+    tmp_path: Path,
+) -> None:
+    """The version was fetched ahead for the next task; the trained steps are not thrown away."""
+    async with local_machine(tmp_path, LONG) as machine:
+        async with machine.working(snapshot_s=0.01) as process:
+            doing = await process.until(events.Training, lambda event: event.step >= 5)
+        assert (await (await machine.home.join("Eve")).work()).state == "accepted"
+        (file,) = machine.directories.profile.glob("*/receipts/versions.json")
+        ReceiptBook(file.parent).note_version("tiny", 1)
+        async with machine.working(max_tasks=1) as process:
+            assert await process.ended() == 0
+        assert [event.task for event in process.all(events.Submitted)] == [doing.task]
+        assert process.all(events.TaskEnded) == []
+        assert {event.version for event in process.all(events.Training)} == {doing.version}
 
 
 async def steal(thief: Worker, task: int) -> None:
