@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from coordinator.checking.case import Case
 from coordinator.database import recomputes, runs
-from coordinator.database.recomputes import RecomputeRow
+from coordinator.database.recomputes import RecomputeRow, StoredCase
 from coordinator.database.runs import RunRow
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.runs import runs as runs_table
@@ -20,6 +20,7 @@ from coordinator.database.tables.versions import evaluations
 from coordinator.rules.draws import HERE, ComputeDevice, Redone
 from coordinator.rules.likeness import DRIFT_MAX
 from coordinator.rules.refusals import OPEN_OF_RUN
+from shared import decoding
 from shared.protocol.base import Reason
 from shared.protocol.contributions import Verdict
 from tests.support.local_coordinator import (
@@ -29,6 +30,7 @@ from tests.support.local_coordinator import (
     decode,
     local_coordinator,
 )
+from volunteer.agent.lease_parts import LeasePlan
 
 ALONE = RUN.replace("[plan]", "[plan]\noverlap = true").replace("quorum = 2", "quorum = 1000")
 DRAWN = ALONE.replace("local_steps = 2", "local_steps = 8") + "[trust]\nrecompute = 1.0\n"
@@ -160,6 +162,27 @@ async def test_a_task_that_drifts_makes_later_tasks_shorter_and_never_longer(
     assert (ended.state, ended.result) == ("done", "unproven")
     assert (await run_row(home)).steps_provable == after
     assert await standings(home) == ["vetted"]
+
+
+async def test_each_part_of_a_lease_is_done_again_as_its_worker_did_it(
+    home: LocalCoordinator,
+) -> None:
+    """With other random numbers it would differ, and an honest account be suspended."""
+    plan = 'preset = "async-sgd"\ngradient_every = 2'
+    await home.start_run(DRAWN.replace('preset = "fedavg"\nquorum = 1000', plan))
+    ann = await home.join("Ann")
+    lease = await ann.claim()
+    begun = await ann.begin(lease)
+    for part in range(lease.grant.parts):
+        assert (await ann.part(lease, begun, part)).state == "accepted"
+    jobs = [decoding.decode(row.work, StoredCase).job for row in await orders(home)]
+    plan_of_worker = LeasePlan.of(lease)
+    parts = range(lease.grant.parts)
+    wanted = [plan_of_worker.lease_of(lease, part).job for part in parts]
+    assert [(job.seed, job.start, job.stop, job.steps) for job in jobs] == [
+        (job.seed, job.start, job.stop, job.steps) for job in wanted
+    ]
+    assert len({job.seed for job in jobs}) == lease.grant.parts == 4
 
 
 async def test_a_recompute_that_ended_is_not_ended_again(home: LocalCoordinator) -> None:

@@ -5,6 +5,7 @@ not blamed on anybody.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -40,6 +41,7 @@ from shared.protocol.contributions import Verdict
 from shared.protocol.limits import API
 from shared.protocol.members import MemberData
 from shared.workloads.base import Sample
+from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, decode, local_coordinator
 
 PRIVATE = (
@@ -463,6 +465,20 @@ async def test_a_merge_in_parts_that_was_left_is_resumed_unless_the_plan_changed
         assert await home.coordinator.merger.merge_if_due(1)
         assert await values(home, versions.c.contributions) == ["[]", merged]
         assert await values(home, merge_parts.c.id) == []
+        assert await sound(home)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "input/output error"), Unavailable("away")])
+async def test_a_part_that_a_disk_or_store_refuses_once_costs_its_merge_no_failure(
+    tmp_path: Path, error: Exception
+) -> None:
+    """Another try makes it within the same merge; only its contents may end one."""
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(RUN.replace("[plan]", "[plan]\nshards = 2"))
+        await team(home)
+        with faults(fail(error).before("put_file")).installed():
+            assert await home.coordinator.merger.merge_if_due(1)
+        assert await values(home, merges.c.state, merges.c.failures) == [("committed", 0)]
         assert await sound(home)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -314,6 +315,26 @@ def test_an_interrupted_write_keeps_the_file_that_was_there(tmp_path: Path) -> N
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_synced_does_not_take_the_name_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut it might be empty, and the one before would be gone."""
+
+    def failing(descriptor: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+    writer = FrameWriter(path, SMALL)
+    for name, values in fill(SMALL).items():
+        writer.write(name, values)
+    with pytest.raises(OSError, match="input/output"):
+        writer.close()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 
