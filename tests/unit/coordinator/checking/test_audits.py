@@ -26,7 +26,7 @@ STAKED, MEAN, DRAWS = 50_000_000, 1000, 5
 async def test_what_an_auditor_may_have_free_at_any_time_makes_no_check_of_its_answer_rarer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all that is at stake only the bond stays: other draws of the auditor may end before."""
+    """Only the bond stays: other draws of the auditor may end before, and free the rest."""
     weighed: list[tuple[int, int | None]] = []
 
     def certain(gained: int, stake: int | None) -> float:
