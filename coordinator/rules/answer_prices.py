@@ -1,4 +1,4 @@
-"""Prices of answered prompts, and the tiers of those who ask: pure.
+"""Prices of answered prompts, and the tiers of the accounts that ask: pure.
 
 A token costs a forward pass, 2 FLOPs a parameter, at a multiple of the price that the run pays for
 training. At 1, a second of a device costs the asker what training would earn its owner.
