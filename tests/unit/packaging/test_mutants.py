@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from tests.support.mutants import Piece, pieces
 from tests.support.sources import ROOT
 
 PIECES = pieces()
+DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _source(function: str) -> str:
-    """Return the text of the file that holds a function, in single spaces."""
-    module = function.rpartition(".")[0]
+    """Return the source, in single spaces, of a function by mutmut's name of it: "module.x_function"
+    or "module.xǁClassǁmethod". Raises LookupError if there is none.
+    """
+    module, _, name = function.rpartition(".")
     text = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
-    return " ".join(text.split())
+    path = name[2:].split("ǁ")
+    body: list[ast.stmt] = ast.parse(text).body
+    for part in path:
+        definitions = [child for child in body if isinstance(child, DEFINITIONS)]
+        named = [child for child in definitions if child.name == part]
+        if not named:
+            raise LookupError(f"{module} has no {part}")
+        body = named[0].body
+    return " ".join((ast.get_source_segment(text, named[0]) or "").split())
 
 
 @pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
