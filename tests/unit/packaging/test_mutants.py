@@ -19,15 +19,14 @@ def _source(function: str) -> str:
     """
     module, _, name = function.rpartition(".")
     text = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
-    path = name[2:].split("ǁ")
     body: list[ast.stmt] = ast.parse(text).body
-    for part in path:
-        definitions = [child for child in body if isinstance(child, DEFINITIONS)]
-        named = [child for child in definitions if child.name == part]
+    source: str | None = ""
+    for part in name[2:].split("ǁ"):
+        named = [node for node in body if isinstance(node, DEFINITIONS) and node.name == part]
         if not named:
             raise LookupError(f"{module} has no {part}")
-        body = named[0].body
-    return " ".join((ast.get_source_segment(text, named[0]) or "").split())
+        body, source = named[0].body, ast.get_source_segment(text, named[0])
+    return " ".join((source or "").split())
 
 
 @pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
