@@ -66,8 +66,8 @@ def _reissued(lines: sa.CTE) -> sa.ClauseElement:
             begun_at=None,
             base_version=None,
             renew_by=now + RENEW_S,
-            finish_by=now + lines.c.allowance_s,
-            finish_limit=now + lines.c.allowance_s * 2.0,
+            finish_by=now + lines.c.finish_in_s,
+            finish_limit=now + lines.c.finish_in_s * 2.0,
             returned=False,
         )
         .returning(*tasks.c)
@@ -88,7 +88,7 @@ _REISSUE = BulkStatement(
         "price_micro": sa.BigInteger(),
         "update_kind": sa.String(),
         "part_steps": sa.Integer(),
-        "allowance_s": sa.Double(),
+        "finish_in_s": sa.Double(),
     },
     _reissued,
     blank=(-1, "", "", "", "", 0.0, 0, 0, 0, "", 0, 0.0),
@@ -119,7 +119,7 @@ def _reissue_line(item: NewLease) -> tuple[object, ...]:
         assignment.price_micro,
         item.update_kind,
         item.part_steps,
-        assignment.allowance_s,
+        assignment.finish_in_s,
     )
 
 
@@ -152,13 +152,13 @@ def _split(conn: sa.Connection, item: NewLease, now: float) -> None:
 
 def _new(lines: sa.CTE) -> sa.ClauseElement:
     now = sa.bindparam("now", type_=sa.Double)
-    filled: dict[str, Any] = {name: lines.c[name] for name in _FRESH if name != "allowance_s"} | {
+    filled: dict[str, Any] = {name: lines.c[name] for name in _FRESH if name != "finish_in_s"} | {
         "state": sa.literal("doing"),
         "attempt": sa.literal(1),
         "claimed_at": now,
         "renew_by": now + RENEW_S,
-        "finish_by": now + lines.c.allowance_s,
-        "finish_limit": now + lines.c.allowance_s * 2.0,
+        "finish_by": now + lines.c.finish_in_s,
+        "finish_limit": now + lines.c.finish_in_s * 2.0,
         "returned": sa.literal(False),
         "failures": sa.literal(0),
         "timeouts": sa.literal(0),
@@ -187,7 +187,7 @@ _FRESH: dict[str, TypeEngine[Any]] = {
     "device": sa.String(),
     "flops": sa.Double(),
     "home": sa.String(),
-    "allowance_s": sa.Double(),
+    "finish_in_s": sa.Double(),
 }
 _INSERT = BulkStatement(
     "given",
@@ -225,5 +225,5 @@ def _new_line(item: NewLease) -> tuple[object, ...]:
         waiter.device,
         waiter.flops,
         assignment.home,
-        assignment.allowance_s,
+        assignment.finish_in_s,
     )

@@ -18,11 +18,10 @@ import msgspec
 
 from coordinator.rules.audits import AUDIT, may_audit
 from coordinator.rules.fit import Todo, Waiter, at_begin, may_work_for, misfit, speed, takes_kind
+from coordinator.rules.lease_times import finish_beside_in_s, finish_in_s
 from coordinator.rules.placement import NOBODY, DeviceBench, Placement
 from coordinator.rules.sizing import (
     Run,
-    allowance_beside_s,
-    allowance_s,
     keeps_step,
     price_micro,
     samples_for,
@@ -77,7 +76,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     price_micro: int
     seed: int
-    allowance_s: float  # time until the deadline of submission
+    finish_in_s: float  # time until the deadline of submission
     beside: str = ""  # kind of a task that is not a range of the pass
     home: str = ""  # see `Run.home`
 
@@ -371,7 +370,7 @@ def _assign(
         steps=steps,
         price_micro=price_micro(run, stop - start),
         seed=task_seed(run.seed, pass_no, start),
-        allowance_s=allowance_s(run, steps, speed(run, waiter)),
+        finish_in_s=finish_in_s(run, steps, speed(run, waiter)),
         home=run.home,
     )
 
@@ -398,7 +397,7 @@ def _assign_beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignme
         task_id=task.id,
         rest_stop=task.stop,
         seed=0,  # the task keeps its seed
-        allowance_s=allowance_beside_s(run, task.price_micro, speed(run, waiter)),
+        finish_in_s=finish_beside_in_s(run, task.price_micro, speed(run, waiter)),
     )
 
 

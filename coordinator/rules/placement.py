@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from coordinator.rules.fit import Todo, Waiter, may_work_for, misfit, speed, takes_kind
-from coordinator.rules.sizing import OPTIMISM, Run, work_of
+from coordinator.rules.lease_times import task_s
+from coordinator.rules.sizing import Run
 
 WORTH_WAITING = 2.0  # a task is left to a machine that would finish it this many times sooner
 PATIENCE_S = 600.0  # longest time that a task is left to others
@@ -36,11 +37,6 @@ class DeviceBench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOBODY = DeviceBench()
-
-
-def task_s(run: Run, price: int, flops: float) -> float:
-    """Return the seconds that a task of this price takes at this speed; 0 = unknown."""
-    return OPTIMISM * work_of(run, price) / flops if flops > 0 and run.step_flops > 0 else 0.0
 
 
 class Placement:

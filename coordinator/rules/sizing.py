@@ -1,4 +1,4 @@
-"""Sizing of work: samples, deadline and price of a task. No price depends on a worker's report."""
+"""Sizing of work: samples, bytes and price of a task. No price depends on a worker's report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from coordinator.plan.plan import quorum_of
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import SIZED_STEPS, RunFile, TaskSettings
 from shared.protocol.limits import DEVICE_BYTES, LONG_POLL_S_MAX
-from shared.units import DAY_S, MIB
+from shared.units import MIB
 
-LEASE_MAX_S = DAY_S
-UNKNOWN_FACTOR = 10  # a task of unknown duration gets this many times `lease_floor_seconds`
 OPTIMISM = 2.0  # factor on a benchmark, which leaves out downloads, evaluation and other programs
-LATE_FACTOR = 3.0  # a lease ends after this many times the expected time
 # Share of the median speed below which tasks are made smaller; benchmarks are no more exact.
 SLOWER = 0.75
 SPLIT_FACTOR = 2.0  # a returned range that would take this many times its target is split
@@ -164,28 +161,6 @@ def estimate_s(run: Run, steps: int, flops: float) -> float | None:
         by_pace = steps * run.pace.step_s * (run.pace.flops / flops if has_flops else 1.0)
         return max(by_pace, by_benchmark * BENCHMARK_LEAST)
     return OPTIMISM * by_benchmark if by_benchmark > 0 else None
-
-
-def allowance_s(run: Run, steps: int, flops: float) -> float:
-    """Return the seconds that a lease lasts, however often it is renewed."""
-    expected = estimate_s(run, steps, flops)
-    floor = run.settings.lease_floor_seconds
-    if expected is None:
-        return min(
-            LEASE_MAX_S, max(UNKNOWN_FACTOR * floor, LATE_FACTOR * run.settings.target_seconds)
-        )
-    return min(LEASE_MAX_S, max(floor, LATE_FACTOR * expected))
-
-
-def allowance_beside_s(run: Run, price: int, flops: float) -> float:
-    """Return the seconds that a lease of a task outside the pass lasts. The amount of work follows
-    from the price.
-    """
-    floor = run.settings.lease_floor_seconds
-    if flops <= 0 or run.step_flops <= 0:
-        return min(LEASE_MAX_S, UNKNOWN_FACTOR * floor)
-    work = price / max(1, run.price_micro) * run.step_flops
-    return min(LEASE_MAX_S, max(floor, LATE_FACTOR * OPTIMISM * work / flops))
 
 
 def target_s(run: Run) -> float:

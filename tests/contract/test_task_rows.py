@@ -138,7 +138,7 @@ def assignment(task: TaskRow | None, run: int, waiter: int, **values: Any) -> As
             "steps": 9,
             "price_micro": 901,
             "seed": 31 if task is None else 0,
-            "allowance_s": 40.0,
+            "finish_in_s": 40.0,
             **values,
         }
     )

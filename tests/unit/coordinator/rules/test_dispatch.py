@@ -142,17 +142,17 @@ BACK = {"task_id": 5, "rest_stop": 26, "start": 8, "stop": 26, "steps": 5, "pric
 @pytest.mark.parametrize(
     ("run", "back", "flops", "lease"),
     [
-        ({"cursor": 40}, None, 0.0, NEW | {"allowance_s": 1200.0}),
-        ({"cursor": 40, "pace": PACE}, None, 1e9, NEW | {"allowance_s": 180.0}),
-        ({"cursor": 40, "pace": PACE}, None, 8e8, NEW | {"allowance_s": 225.0}),
-        ({"cursor": 40}, todo_of(5, 8, 26), 0.0, BACK | {"allowance_s": 1200.0}),
+        ({"cursor": 40}, None, 0.0, NEW | {"finish_in_s": 1200.0}),
+        ({"cursor": 40, "pace": PACE}, None, 1e9, NEW | {"finish_in_s": 180.0}),
+        ({"cursor": 40, "pace": PACE}, None, 8e8, NEW | {"finish_in_s": 225.0}),
+        ({"cursor": 40}, todo_of(5, 8, 26), 0.0, BACK | {"finish_in_s": 1200.0}),
         (
             {"cursor": 40, "pace": PACE, "task": BY_SPEED},
             todo_of(5, 8, 48),
             1e8,  # a tenth of the median: one step takes a minute
             {
                 "task_id": 5, "start": 8, "stop": 12, "rest_stop": 48, "steps": 1,
-                "price_micro": 100, "allowance_s": 180.0,
+                "price_micro": 100, "finish_in_s": 180.0,
             },
         ),
         (
@@ -161,7 +161,7 @@ BACK = {"task_id": 5, "rest_stop": 26, "start": 8, "stop": 26, "steps": 5, "pric
             1e8,
             {
                 "task_id": 5, "start": 8, "stop": 999, "rest_stop": 999, "steps": 3, "seed": 0,
-                "price_micro": 700, "beside": "learn", "allowance_s": 420.0,
+                "price_micro": 700, "beside": "learn", "finish_in_s": 420.0,
             },
         ),
     ],

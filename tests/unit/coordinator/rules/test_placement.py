@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.rules.fit import Todo, Waiter
+from coordinator.rules.lease_times import task_s
 from coordinator.rules.placement import (
     MACHINES_MAX,
     PATIENCE_S,
@@ -18,7 +18,6 @@ from coordinator.rules.placement import (
     Machines,
     PeerDevice,
     Placement,
-    task_s,
 )
 from coordinator.rules.sizing import Run
 from shared.protocol.base import Reason
@@ -62,16 +61,6 @@ def test_it_is_left_to_a_fast_machine_that_is_busy_unless_that_takes_too_long() 
     assert [a.task_id for a in soon.assignments] == [None]
     late = ask([slow], [games()], [learn()], bench=bench((slow, 0.0), (fast, 60.0)))
     assert [a.task_id for a in late.assignments] == [7]
-
-
-def test_the_time_of_a_task_is_that_of_its_work_and_unknown_without_a_speed() -> None:
-    run = games()
-    assert task_s(run, 100, 1e9) == 2.0  # one step, a benchmark being twice too good
-    assert task_s(run, 50, 4e9) == 0.25
-    assert task_s(run, 100, 0.0) == 0.0
-    assert task_s(run, 100, 0.5) == 4e9
-    assert task_s(msgspec.structs.replace(run, step_flops=0.0), 100, 1e9) == 0.0
-    assert task_s(msgspec.structs.replace(run, step_flops=0.5), 100, 1.0) == 1.0
 
 
 def test_a_task_is_left_for_an_end_in_less_than_half_the_time_and_for_no_other() -> None:

@@ -1,4 +1,4 @@
-"""How large a task is, what it pays and how long its lease lasts."""
+"""How large a task is and what it pays."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 from coordinator.plan.plan import plan
 from coordinator.rules import run_file
 from coordinator.rules.dispatch import Load
+from coordinator.rules.lease_times import LEASE_MAX_S, finish_in_s
 from coordinator.rules.sizing import (
     CLAMP,
     GAME_BYTES_MAX,
-    LEASE_MAX_S,
     UPLOAD_SLACK_BYTES,
     RoundInWork,
     Run,
     RunPace,
     StepsAndTokens,
     TaskInWork,
-    allowance_s,
     clamped,
     cooling,
     episodes_bytes_max,
@@ -128,24 +127,12 @@ def test_without_a_measured_pace_or_by_wish_everybody_gets_the_same() -> None:
         assert {steps_for(run, flops) for flops in (0, 1e6, 1e15)} == {10}
 
 
-def test_a_lease_lasts_three_times_what_the_work_takes() -> None:
-    task = {"lease_floor_seconds": 120.0}
-    unknown = run_of(task=task)
-    assert allowance_s(unknown, 10, 0) == 1200
-    assert allowance_s(unknown, 100, 1e9) == 600
-    known = run_of(task=task, pace=RunPace(step_s=1.0, flops=1e9))
-    assert allowance_s(known, 10, 1e9) == 120
-    assert allowance_s(known, 100, 1e9) == 300
-    assert allowance_s(known, 100, 1e8) == 3000
-    assert allowance_s(known, 100, 1e-3) == LEASE_MAX_S
-
-
 def test_work_that_took_no_time_never_counts_below_a_quarter_of_the_own_benchmark() -> None:
     """Threat T9: nine lazy tasks made leases of 5,000 steps in 120 s out of 535 in 899 s."""
     lazy = run_of(task={"target_seconds": 60}, pace=RunPace(step_s=1e-6, flops=1e9))
     assert lazy.step_flops == 1e9
     assert steps_for(lazy, 1e9) == 240  # a benchmark alone gives 60
-    assert allowance_s(lazy, 5000, 1e9) == 3 * 5000 * 0.25
+    assert finish_in_s(lazy, 5000, 1e9) == 3 * 5000 * 0.25
 
 
 def test_what_came_back_is_split_for_a_slow_worker() -> None:
@@ -174,7 +161,7 @@ def test_numbers_stay_within_their_limits(
         run = run_of(task=task, pace=pace)
         steps = steps_for(run, flops)
         assert 5 <= steps <= 5000
-        assert 120 <= allowance_s(run, steps, flops) <= LEASE_MAX_S
+        assert 120 <= finish_in_s(run, steps, flops) <= LEASE_MAX_S
         stop = split_at(run, 50, 50 + size, flops)
         assert 50 < stop <= 50 + size
         assert stop == 50 + size or (stop - 50) % batch == 0
