@@ -1,4 +1,4 @@
-"""Memory of a device: exhaustion, release, and peak. This module never imports torch itself."""
+"""Memory of a device: exhaustion and peak, and a lost device. This module imports no torch itself."""
 
 from __future__ import annotations
 
@@ -59,21 +59,6 @@ def device_lost(error: BaseException) -> bool:
         "driver shutting down",
     )
     return isinstance(error, RuntimeError) and any(phrase in text for phrase in phrases)
-
-
-def release_device() -> None:
-    """Return torch's cached memory to the system, on every device type in use."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return
-    for name, ready in (
-        ("cuda", torch.cuda.is_initialized),
-        ("xpu", torch.xpu.is_initialized),
-        ("mps", torch.backends.mps.is_available),
-    ):
-        if ready():
-            with contextlib.suppress(RuntimeError):
-                getattr(torch, name).empty_cache()
 
 
 def synchronize(device: str) -> float:

@@ -33,10 +33,11 @@ from shared.workloads.base import Config, Job, Result, Weights, Work, Workload
 from shared.workloads.base import load as load_workload
 from shared.workloads.data.local_data import LocalData
 from shared.workloads.experience import Actor
+from shared.workloads.training.memory_release import release_memory
 from shared.workloads.training.micro_batch import Paced, Rankable, Streamable
 from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole
-from volunteer.machine.device_memory import OutOfMemory, out_of_memory, release_device
+from volunteer.machine.device_memory import OutOfMemory, out_of_memory
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.storage.own_data import OwnData
@@ -179,7 +180,8 @@ class LocalTask:
         except Exception as error:
             if not out_of_memory(error) or not workload.streamed_bytes(job.config):
                 raise
-        release_device()  # outside of the except block, whose traceback keeps failed tensors
+        # Release memory outside of the except block: its traceback keeps failed tensors.
+        release_memory(files.held.device)
         self._streams = True
         return _begin(workload, job, self._weights(), *place, streams=True)
 

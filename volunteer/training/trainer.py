@@ -23,12 +23,12 @@ from shared.errors import Internal
 from shared.programs import gc_freeze
 from shared.sentences import Sentence
 from shared.workloads.base import Progress, Work
+from shared.workloads.training.memory_release import release_memory
 from shared.workloads.training.micro_batch import Listening
 from volunteer.machine.device_memory import (
     OutOfMemory,
     out_of_memory,
     refused_bytes,
-    release_device,
 )
 from volunteer.machine.policy import rest_after
 from volunteer.machine.priority import lower_thread
@@ -262,7 +262,7 @@ class Trainer:
             handle.future.set_result(outcome)
         finally:
             del session
-            release_device()
+            release_memory(self.device)
             self.resting.set()
 
     def obey(self, handle: Handle[T], work: Work | None, most_s: float | None = None) -> float:
@@ -399,7 +399,7 @@ class _Session(Generic[T]):
                     raise
                 self._refused_bytes = refused_bytes(error)
             # Release memory outside of the except block: its traceback keeps failed tensors.
-            release_device()
+            release_memory(self._trainer.device)
             if self._assignment.meter is not None:
                 self._assignment.meter.record_halving()
             self._assignment.halved(work.halve())

@@ -34,8 +34,9 @@ from shared.workloads.dcgan.config import (
     schema,
 )
 from shared.workloads.dcgan.model import build, statistics_kept
-from shared.workloads.training.device_differences import autocast, release, to_device, to_host
+from shared.workloads.training.device_differences import autocast, to_device, to_host
 from shared.workloads.training.learner import Learner
+from shared.workloads.training.memory_release import release_memory
 from shared.workloads.training.seeded_random import normal
 
 _READ_S = 0.2  # interval of reading the figures on a GPU
@@ -148,7 +149,7 @@ class DcganWork:
     def suspend(self) -> None:
         self._fakes.clear()  # drawn again from the same noise
         self._move("cpu")
-        release(self._device)
+        release_memory(self._device)
 
     def resume(self) -> None:
         self._move(self._device)
@@ -171,7 +172,7 @@ class DcganWork:
         with torch.no_grad():
             for name, value in self._model.named_buffers():
                 value.copy_(self._statistics[name])
-        release(self._device)
+        release_memory(self._device)
         return self._portion
 
     def snapshot(self) -> dict[str, Tensor]:

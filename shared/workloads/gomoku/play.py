@@ -14,7 +14,7 @@ from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.network import NetEvaluator
 from shared.workloads.gomoku.records import GameRecord, Manner, encode
 from shared.workloads.gomoku.rules import drawing
-from shared.workloads.training.device_differences import release
+from shared.workloads.training.memory_release import release_memory
 
 ADVANCE_S = 0.25
 
@@ -75,7 +75,7 @@ class PlayWork(ABC):
     def suspend(self) -> None:
         for player in self._players.values():
             player.move("cpu")
-        release(self._device)
+        release_memory(self._device)
 
     def resume(self) -> None:
         for player in self._players.values():
@@ -84,7 +84,7 @@ class PlayWork(ABC):
     def halve(self) -> int:
         """Evaluate in smaller batches; the running search starts over."""
         self._arena.again()
-        release(self._device)
+        release_memory(self._device)
         return min(player.halve() for player in self._players.values())
 
     def snapshot(self) -> dict[str, Tensor]:

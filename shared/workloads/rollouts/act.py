@@ -26,7 +26,7 @@ from shared.workloads.rollouts.config import (
     answer_seed,
 )
 from shared.workloads.rollouts.problems import Problem, reward
-from shared.workloads.training.device_differences import release
+from shared.workloads.training.memory_release import release_memory
 
 ADVANCE_S = 0.25
 
@@ -182,7 +182,7 @@ class RolloutWork:
         self._waiting = deque(n for n in range(self._job.start, self._job.stop) if n not in started)
         self._groups.clear()
         self._newest.batch = None
-        release(self._device)
+        release_memory(self._device)
 
     def _fill(self) -> None:
         """Begin problems until all slots have answers."""

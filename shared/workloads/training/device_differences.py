@@ -1,5 +1,5 @@
-"""Differences between devices that training handles: copies between host and device, cached memory,
-bfloat16 and inexact convolutions.
+"""Differences between devices that training handles: copies between host and device, bfloat16 and
+inexact convolutions.
 """
 
 from __future__ import annotations
@@ -28,14 +28,6 @@ def to_device(value: Tensor, device: str) -> Tensor:
     if device.startswith("cuda"):
         return value.pin_memory().to(device, non_blocking=True)
     return value.to(device)
-
-
-def release(device: str) -> None:
-    """Release the device's cached memory to other programs."""
-    if device.startswith("cuda"):
-        torch.cuda.empty_cache()
-    elif device == "mps":
-        torch.mps.empty_cache()
 
 
 def has_own_memory(device: str) -> bool:

@@ -25,10 +25,10 @@ from shared.workloads.base import Job, Progress, Result, Weights
 from shared.workloads.training.device_differences import (
     autocast,
     has_own_memory,
-    release,
     to_host,
 )
 from shared.workloads.training.learner import Learner
+from shared.workloads.training.memory_release import release_memory
 from shared.workloads.training.micro_batch import MicroBatchPace
 from shared.workloads.training.ranks import Begin, Part, RankLost, Ranks, broadcast, hand_over
 from shared.workloads.training.streamed_weights import move, stream
@@ -119,7 +119,7 @@ class StepWork(ABC):
             return False
         self._start_over()
         self._move("cpu")
-        release(self.device)
+        release_memory(self.device)
         self.device, self._streams = device, True
         self._lookout = Lookout(self._look, self.model.parameters(), device)
         stream(self.model, device, self._lookout.check)
@@ -261,7 +261,7 @@ class StepWork(ABC):
                 self._start_over()
             self._ranks.stop()
         self._move("cpu")
-        release(self.device)
+        release_memory(self.device)
 
     def resume(self) -> None:
         self._move(self.device)
@@ -274,7 +274,7 @@ class StepWork(ABC):
             if not (self._spare() or (self._may_leave() and self.stream(self.device))):
                 raise
         self._start_over()
-        release(self.device)
+        release_memory(self.device)
         return self._pace.micro
 
     def snapshot(self) -> dict[str, Tensor]:
