@@ -1,5 +1,5 @@
-"""Likeness of what was done again to what was submitted: of updates by two measured bounds, of
-answers by wrong tokens. Pure rules.
+"""Likeness of a repetition to the contribution or answer: of an update by two measured bounds, of
+an answer by wrong tokens. Pure rules.
 
     tight  on comparable arithmetic: work within it was done exactly as leased
     loose  on other arithmetic: work within it was done and is paid, but its account owes a share

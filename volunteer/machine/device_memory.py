@@ -1,4 +1,4 @@
-"""Memory of a device: exhaustion and peak, and a lost device. This module imports no torch itself."""
+"""Memory of a device: exhaustion and peak; a lost device. This module imports no torch itself."""
 
 from __future__ import annotations
 
