@@ -155,7 +155,7 @@ class ConnectionGuard:
     def _problem(
         self, connection: GuardedConnection, progress: ConnectionProgress, now: float
     ) -> str:
-        """Return why a connection is too slow, or ""; begin a window where one has ended."""
+        """Return why a connection is too slow, or ""; begin a window if the last one has ended."""
         phase: Phase = connection.phase()
         stage = (phase, progress.resumed if phase == "reply" else progress.request)
         moved_bytes = connection.unsent() if phase == "reply" else progress.received
@@ -198,8 +198,8 @@ def raw_reply(status: int, message: str) -> bytes:
 
 
 def _trusted(settings: Settings) -> Callable[[str], bool]:
-    """Return a test for the addresses of the organiser's proxies; if the setting `url` is empty, it
-    is False for every address.
+    """Return a test for the addresses of the organiser's proxies; if the setting `url` is empty,
+    the test is False for every address.
     """
     if not settings.url:
         return lambda address: False

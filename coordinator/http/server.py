@@ -84,8 +84,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _certificate(settings: Settings) -> certificates.Certificate | None:
-    """Return the organiser's certificate if there is one; else None on loopback or behind a proxy,
-    and elsewhere one made here.
+    """Return the organiser's certificate if there is one; otherwise None on loopback or behind a
+    proxy, and elsewhere a certificate made here.
     """
     if settings.tls_cert:
         return certificates.given(Path(settings.tls_cert), Path(settings.tls_key))
@@ -213,8 +213,8 @@ def connections_possible(limit: int) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with other signal handling: one SIGTERM is enough, and none is passed on
-    afterwards.
+    """uvicorn's server with other signal handling: one SIGTERM is enough, and no signal is passed
+    on afterwards.
     """
 
     def __init__(

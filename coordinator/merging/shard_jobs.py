@@ -138,7 +138,7 @@ class Parts(PlatformService):
             await watch.wait(POLL_S)
 
     async def help(self) -> bool:
-        """Make parts of other replicas' merges, one for each thread. Return True if any was made."""
+        """Make parts of other replicas' merges, one for each thread. Return True if it made any."""
         helped = await asyncio.gather(*(self._make_next() for _ in range(self.threads)))
         return any(helped)
 

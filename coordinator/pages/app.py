@@ -182,7 +182,7 @@ def _public_error(error: VolunteerError) -> VolunteerError:
 
 
 def routes(coordinator: Coordinator) -> list[Route]:
-    """Return the routes of the pages; without public pages only the ones of a join link."""
+    """Return the routes of the pages; without public pages only the routes of a join link."""
     site = Site(coordinator)
     handles: dict[str, Handle | Stream] = {
         "/join": site.join,

@@ -115,7 +115,7 @@ async def send_file(scope: Scope, send: Send, blobs: BlobStore, sha256: str) -> 
 
 
 async def reply(scope: Scope, send: Send, document: FinishedPage) -> None:
-    """Send a document, or 304 to a client that has it."""
+    """Send a document, or 304 to a client that has the document."""
     headers = head(scope, document.kind, document.keep)
     headers.append((b"vary", document.varies.encode()))
     if document.anywhere:

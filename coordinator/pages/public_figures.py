@@ -33,8 +33,8 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     amount: int
     progress: float | None  # 0 to 1
     busy: float | None  # share of its machines' time at training, over the last day
-    goodput: float | None  # share at training that was merged
-    standstill: str  # cause why it does not go on, or ""
+    goodput: float | None  # share of that time at training whose result was merged
+    standstill: str  # cause of its standstill; "" if the run goes on
 
 
 class ServerFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -91,7 +91,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float | None  # ends of the columns' axis of time
     until: float
     versions: Sequence[VersionInfo]  # the newest first
-    hurry: str  # sentence on fast versions that share a row; "" where each has its own
+    hurry: str  # sentence on fast versions that share a row; "" if each version has a row
     leaders: Sequence[LeaderRow]
     story: Sequence[object]  # samples, the oldest first
     first: object
@@ -100,8 +100,8 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of a run's page that are computed from its whole history, and so the less often, the
-    longer that is.
+    """Parts of a run's page that are computed from its whole history, the less often, the longer
+    the history is.
     """
 
     figures: DecidedCounts
@@ -233,8 +233,8 @@ class Views:
         return await self._cached(f"leaderboard {window} {name}", make)
 
     async def _ranked(self, run: str) -> str:
-        """Return the run to rank: the named one; else "" (all runs), or the first shown one if any
-        run is hidden. Raises NotFound if no run is shown.
+        """Return the run to rank: the named run; without a name "" (all runs), or the first shown
+        run if any run is hidden. Raises NotFound if no run is shown.
         """
         if run:
             return (await self._public.find(run)).name
@@ -408,8 +408,8 @@ def _is_hurry(versions: Sequence[VersionInfo]) -> bool:
 
 
 def _version_rows(versions: Sequence[VersionInfo]) -> Sequence[VersionInfo]:
-    """Return the rows of the table of versions: all, or of fast ones the newest, the best and
-    rollbacks.
+    """Return the rows of the table of versions: all versions; if they follow each other fast, only
+    the newest, the best and rollbacks.
     """
     if not _is_hurry(versions):
         return versions
@@ -418,7 +418,7 @@ def _version_rows(versions: Sequence[VersionInfo]) -> Sequence[VersionInfo]:
 
 
 def _hurry_sentence(versions: Sequence[VersionInfo]) -> str:
-    """Return the sentence on versions that follow each other fast; "" for slower ones."""
+    """Return the sentence on versions that follow each other fast; "" for slower versions."""
     if not _is_hurry(versions):
         return ""
     took = duration(versions[0].created_at - versions[-1].created_at)

@@ -38,7 +38,7 @@ def staleness_weight(plan: Plan, gap: int) -> float:
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a contribution to a merge, which are the server's, never the client's."""
+    """Figures of a contribution to a merge; they come from the server, never from the client."""
 
     work: float  # steps (deltas) or samples (gradients) of the task
     gap: int = 0  # staleness: versions between its base and the newest one

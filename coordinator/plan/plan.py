@@ -52,9 +52,9 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
     count: int
     work: int = 0  # steps (deltas) or samples (gradients)
-    waited_s: float = 0.0  # time since the oldest was accepted
-    quiet_s: float = 0.0  # time since the newest was accepted
-    round_s: float = 0.0  # training time of the longest of them
+    waited_s: float = 0.0  # time since the oldest contribution was accepted
+    quiet_s: float = 0.0  # time since the newest contribution was accepted
+    round_s: float = 0.0  # longest training time of one of these contributions
     live_workers: int = 1
 
 

@@ -51,7 +51,7 @@ class PrivacySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     # Standard deviation of the noise in multiples of one member's largest influence; 0 = what the
     # budget allows over `[stop] versions`.
     noise: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    merges: Annotated[int, Meta(ge=0, le=MERGES_MAX)] = 0  # most; 0 = what the budget allows
+    merges: Annotated[int, Meta(ge=0, le=MERGES_MAX)] = 0  # most merges; 0 = what the budget allows
 
     @property
     def on(self) -> bool:

@@ -400,7 +400,7 @@ class _Collector:
 
 
 async def exposition(coordinator: Coordinator) -> tuple[str, bytes]:
-    """Return content type and body; of a database that has failed only that fact. Raises
+    """Return content type and body; if the database has failed, the body says only that. Raises
     Unavailable if the database does not answer for another reason.
     """
     from prometheus_client import (
