@@ -255,7 +255,7 @@ async def migrate(url: str) -> bool:
     """
     if (file := file_of(url)) is not None:
         await asyncio.to_thread(sqlite.prepare_file, file)
-    return await _once(url, _migrate, begin="BEGIN IMMEDIATE")
+    return await _once(url, _migrate, begin=sqlite.WRITE)
 
 
 async def _once(url: str, work: Callable[[Connection], T], begin: str = "BEGIN") -> T:
@@ -277,9 +277,9 @@ async def _once(url: str, work: Callable[[Connection], T], begin: str = "BEGIN")
 
 
 def _once_sqlite(path: Path, work: Callable[[Connection], T], begin: str) -> T:
-    engine = sqlite.engine(path, begin=begin)
+    engine = sqlite.engine(path)
     try:
-        with engine.connect() as connection, connection.begin():
+        with engine.connect() as connection, sqlite.transaction(connection, begin):
             return work(connection)
     except DBAPIError as error:
         raise sqlite.translate(error) from error
