@@ -1,5 +1,5 @@
-"""Uploads that no submission takes: they go with their lease and share the disk, the same on SQLite
-and PostgreSQL.
+"""Uploads that wait for their submission: who writes them, how long they stay and how much room they
+take, the same on SQLite and PostgreSQL.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from coordinator.intake import uploads
+from coordinator.intake.uploads import UPLOAD_TTL_S
+from shared.protocol.contributions import UploadInfo
 from shared.units import DAY_S
-from tests.support.local_coordinator import LocalCoordinator, local_coordinator, refused
+from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator, refused
 
 ALONE = {"open": True, "proof_of_work_bits": 0}
 
@@ -59,8 +62,8 @@ async def test_newcomers_that_come_together_fill_no_more_of_the_disk_than_one_af
     strangers = [await home.stranger(name) for name in ("Eve", "Mallory", "Trudy")]
     leases = [await stranger.claim() for stranger in strangers]
     updates = [await stranger.update("tiny", seed) for seed, stranger in enumerate(strangers)]
-    uploads, db = home.coordinator.uploads, home.coordinator.db
-    monkeypatch.setattr(uploads, "_check_space", lambda size: 3.1 * len(updates[0]))
+    service, db = home.coordinator.uploads, home.coordinator.db
+    monkeypatch.setattr(service, "_check_space", lambda size: 3.1 * len(updates[0]))
     write, first, others = db.write, asyncio.Event(), asyncio.Event()
 
     async def held(transaction: Any) -> Any:
@@ -79,10 +82,56 @@ async def test_newcomers_that_come_together_fill_no_more_of_the_disk_than_one_af
         asked = [asyncio.ensure_future(asks[0])]
         await first.wait()
         asked += [asyncio.ensure_future(ask) for ask in asks[1:]]
-        while len(uploads._granting._waiting) < 2:
+        while len(service._granting._waiting) < 2:
             await asyncio.sleep(0.001)
         others.set()
         replies = await asyncio.gather(*asked)
     assert sorted(reply.status_code for reply in replies) == [200, 200, 507]
     (late,) = [reply for reply in replies if reply.status_code == 507]
     assert "newcomers" in refused(late, 507).message
+
+
+async def test_nobody_writes_to_an_upload_of_another_machine_or_to_one_past_its_time(
+    home: LocalCoordinator,
+) -> None:
+    ann, eve = [await home.join(name) for name in ("Ann", "Eve")]
+    lease, data = await ann.claim(), await ann.update("tiny")
+    upload = decode(await ann.announce(lease, data), UploadInfo).upload_id
+    refused(await eve.put(upload, 0, data[:200]), 404)
+    assert decode(await ann.put(upload, 0, data[:100]), UploadInfo).offset == 100
+    await home.clock.advance(UPLOAD_TTL_S + 1.0)
+    refused(await ann.put(upload, 100, data[100:]), 404)  # although no upkeep came by
+
+
+async def test_a_volunteer_has_so_many_uploads_that_are_not_submitted_at_most(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "WAITING_MAX", 2)
+    ann, bob = [await home.join(name) for name in ("Ann", "Bob")]
+    lease, other = await ann.claim(), await bob.claim()
+    replies = [await ann.announce(lease, b"small", part=part) for part in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    assert (await bob.announce(other, b"small")).status_code == 200
+
+
+async def test_upkeep_takes_no_upload_from_the_request_that_writes_it(
+    home: LocalCoordinator,
+) -> None:
+    ann = await home.join("Ann")
+    lease, data = await ann.claim(), await ann.update("tiny")
+    upload = decode(await ann.announce(lease, data), UploadInfo).upload_id
+    sent, rest = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield data[:500]
+        sent.set()
+        await rest.wait()
+        yield data[500:]
+
+    writing = asyncio.ensure_future(ann.put(upload, 0, slowly()))
+    await sent.wait()
+    await ann.post(f"/tasks/{lease.task}/release", {"attempt": lease.attempt})
+    assert await home.coordinator.uploads.expire() == 0
+    rest.set()
+    assert decode(await writing, UploadInfo).complete
+    assert await home.coordinator.uploads.expire() == 1
