@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import Connection
 
-from coordinator.database import evaluations
+from coordinator.database import datasets, evaluations, runs
 from coordinator.database.engine.open_database import Database
 from coordinator.database.evaluations import SuiteScoreRow
+from coordinator.merging import suites
+from shared.workloads.base import ChunkRef, DatasetManifest
 from tests.support.run_rows import add_run
 
 
@@ -33,3 +36,21 @@ async def test_the_first_and_the_newest_score_of_each_suite_are_found(database: 
     assert await database.read(lambda conn: evaluations.course(conn, run + 99)) == {}
     assert await database.read(lambda conn: evaluations.last_version(conn, run)) == 20
     assert await database.read(lambda conn: evaluations.last_version(conn, run + 99)) is None
+
+
+@pytest.mark.parametrize(("last", "version", "is_due"), [(10, 19, False), (10, 20, True)])
+async def test_suites_are_due_so_many_versions_after_the_last_ones(
+    database: Database, last: int, version: int, is_due: bool
+) -> None:
+    def write(conn: Connection) -> list[str]:
+        evaluation = {"suites": ["sums"], "suites_every": 10}
+        row = runs.by_id(conn, add_run(conn, evaluation=evaluation))
+        chunk = ChunkRef(sha256="ab" * 32, size=1, items=1)
+        manifest = DatasetManifest(
+            name="sums", kind="suite", licence="", source="", chunks=(), heldout=(chunk,)
+        )
+        datasets.add(conn, manifest, "cd" * 32, 1.0)
+        evaluations.put_scores(conn, row.id, [SuiteScoreRow("sums", last, 1, 2, 0)], 1.0)
+        return [suite.name for suite in suites.due(conn, row, version)]
+
+    assert await database.write(write) == ["sums"] * is_due

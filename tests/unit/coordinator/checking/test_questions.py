@@ -10,6 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator.checking.case import Case
+from coordinator.checking.checkers import CheckerOutcome
+from coordinator.checking.drifts import Drifts
+from coordinator.compute import Compute
 from coordinator.database import recomputes, runs
 from coordinator.database.recomputes import RecomputeRow, StoredCase
 from coordinator.database.runs import RunRow
@@ -17,7 +20,7 @@ from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.trust import recomputes as recomputes_table
 from coordinator.database.tables.versions import evaluations
-from coordinator.rules.draws import HERE, ComputeDevice, Redone
+from coordinator.rules.draws import CHECKER_TRIES_MAX, HERE, ComputeDevice, Redone
 from coordinator.rules.likeness import DRIFT_MAX
 from coordinator.rules.refusals import OPEN_OF_RUN
 from shared import decoding
@@ -195,3 +198,44 @@ async def test_a_recompute_that_ended_is_not_ended_again(home: LocalCoordinator)
     second = await judged(home, row, Redone(cosine=-1.0, norm_ratio=1.0))
     assert (second.result, second.message) == (first.result, first.message)
     assert await standings(home) == ["vetted"]
+
+
+async def test_a_recompute_that_the_end_of_the_server_cuts_short_waits_for_no_reason(
+    home: LocalCoordinator,
+) -> None:
+    """Another process makes it at once."""
+    await home.start_run(DRAWN)
+    await (await home.join("Ann")).work(1)
+    home.coordinator.recomputes._compute.close()  # as the server does when it stops
+    assert not await home.coordinator.recomputes.next()
+    (row,) = await orders(home)
+    assert (row.state, row.message, row.lease_until) == ("waiting", "", 0.0)
+
+
+async def test_a_drift_that_the_end_of_the_server_cuts_short_is_measured_later(
+    home: LocalCoordinator,
+) -> None:
+    await home.start_run(ALONE)
+    unmeasured = sa.update(runs_table).values(drift_version=-1)
+    await home.coordinator.db.write(lambda conn: conn.execute(unmeasured))
+    compute = Compute("drifts")
+    compute.close()  # as the server does when it stops
+    assert await Drifts(home.coordinator, compute).measure(await run_row(home)) is None
+    assert (await run_row(home)).drift_version == -1
+
+
+@pytest.mark.parametrize("failed", [False, True])
+async def test_the_server_takes_over_what_checkers_fail_at_and_not_what_they_give_back(
+    home: LocalCoordinator, failed: bool
+) -> None:
+    await home.start_run(DRAWN)
+    await (await home.join("Ann")).work(1)
+    here, left = ComputeDevice(kind=HERE), list[bool]()
+    for number in range(CHECKER_TRIES_MAX + 1):
+        hold = f"{number:032x}"
+        task = (await home.coordinator.checkers.take("desk", here, hold)).task
+        left.append(task is None)
+        if task is not None:
+            outcome = CheckerOutcome(failed=failed)
+            await home.coordinator.checkers.report(task.contribution, hold, here, outcome)
+    assert left == [False] * CHECKER_TRIES_MAX + [failed]

@@ -482,6 +482,27 @@ async def test_a_part_that_a_disk_or_store_refuses_once_costs_its_merge_no_failu
         assert await sound(home)
 
 
+async def test_a_part_that_another_process_took_over_leaves_no_file_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both made it: of the files in the store only those of the version stay."""
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(RUN.replace("[plan]", "[plan]\nshards = 2"))
+        await team(home)
+        before = {entry.sha256 async for entry in home.coordinator.blobs.entries()}
+        silent = {"owner": "another", "attempt": merge_parts.c.attempt + 1, "lease_until": 0.0}
+        taken = sa.update(merge_parts).where(merge_parts.c.state == "leased").values(**silent)
+        during(
+            home,
+            monkeypatch,
+            lambda: home.coordinator.db.write(lambda conn: conn.execute(taken)),
+        )
+        assert await home.coordinator.merger.merge_if_due(1)
+        after = {entry.sha256 async for entry in home.coordinator.blobs.entries()}
+        assert after - before == {(await values(home, versions.c.master_sha256))[1]}
+        assert await sound(home)
+
+
 async def member(home: LocalCoordinator, name: str) -> Worker:
     worker = await home.join(name)
     body = msgspec.json.encode(MemberData(samples=64, items=512, heldout=1))
