@@ -7,7 +7,7 @@ import pytest
 from shared.protocol.leases import Grant, Lease
 from shared.workloads.base import Job, TrainSettings
 from tests.support.virtual_clock import VirtualClock
-from volunteer.agent.held_leases import HeldLeases, LeaseInWork
+from volunteer.agent.held_leases import HeldLeases, LeaseInWork, LeasePhase
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.storage.leases import HeldLease
 
@@ -80,3 +80,15 @@ def test_without_a_number_there_is_no_end(max_tasks: int) -> None:
     mine.uncount((0, 1))
     assert not full(mine)
     assert len(mine) == 5
+
+
+@pytest.mark.parametrize(
+    ("phase", "reported"),
+    [("queued", "queued"), ("fetch", "fetch"), ("train", "paused"), ("encode", "encode")],
+)
+def test_a_pause_is_reported_of_training_alone(phase: LeasePhase, reported: LeasePhase) -> None:
+    """The coordinator gives a paused task more time; files are fetched and encoded meanwhile."""
+    lease = held(1)
+    lease.phase = phase
+    assert lease.report(paused=True).phase == reported
+    assert lease.report(paused=False).phase == phase

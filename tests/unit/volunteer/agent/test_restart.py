@@ -109,3 +109,19 @@ async def test_a_late_result_of_an_earlier_process_is_handed_in_first(tmp_path: 
             assert await process.ended() == 0
         assert process.all(events.Submitted)[0].task == trained.task
         assert all(event.task != trained.task for event in process.all(events.Claimed))
+
+
+async def test_no_work_waits_for_a_late_result_that_is_wanted_no_more(tmp_path: Path) -> None:
+    """Somebody else has its task: the device would stand still until it is refused."""
+    async with local_machine(tmp_path, SHORT) as machine:
+        async with machine.working() as process:
+            process.network.refuse("/uploads")
+            trained = await process.until(events.Trained)
+            process.network.cut = True  # nothing else is claimed
+            await process.until(events.Connection, lambda event: not event.online)
+        await lapse(machine)
+        await steal(await machine.home.join("Eve"), trained.task)
+        async with machine.working() as process:
+            process.network.refuse("/uploads")
+            claimed = await process.until(events.Claimed, timeout_s=20)
+        assert claimed.task != trained.task
