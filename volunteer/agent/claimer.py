@@ -85,8 +85,9 @@ class Claimer:
 
     async def claim(
         self, choice: WantedWork, *, share: float, long_poll: bool
-    ) -> LeaseInWork | IdleReason:
-        """Claim once; with `long_poll` the coordinator may hold the request until it has work.
+    ) -> Lease | IdleReason:
+        """Claim once; with `long_poll` the coordinator may hold the request until it has work. A
+        lease is to be accepted.
 
         `share` is the device's share of working time. Raises errors that end the agent.
         """
@@ -97,7 +98,7 @@ class Claimer:
         except VolunteerError as error:
             return IdleReason(reason="refused", message=error.message, wait_s=REFUSED_WAIT_S)
         if isinstance(reply, Lease):
-            return await self._accept(reply)
+            return reply
         if reply is None:
             return AT_ONCE
         jitter = self.place.timing.rng.uniform(1.0, 1.2)
@@ -129,7 +130,7 @@ class Claimer:
         reply = await self.place.remote.api.claim(request)
         return reply.lease or reply.idle
 
-    async def _accept(self, lease: Lease) -> LeaseInWork | IdleReason:
+    async def accept(self, lease: Lease) -> LeaseInWork | IdleReason:
         """Store the lease, unless its result is stored already or `max_tasks` is reached."""
         device, leases, holding = self.device.id, self.place.store.leases, self.place.held
         stored_lease = HeldLease(lease=lease, device=device, claim_id=leases.claim_id(device))

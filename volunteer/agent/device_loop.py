@@ -16,6 +16,7 @@ from shared.errors import (
     UnknownTask,
     VolunteerError,
 )
+from shared.protocol.leases import Lease
 from shared.sentences import Sentence
 from volunteer.agent.claimer import (
     AT_ONCE,
@@ -200,6 +201,8 @@ class DeviceLoop:
         except FATAL as error:
             self.life.give_up(error)
             return UNWANTED
+        if isinstance(answer, Lease):
+            return await self.claimer.accept(answer)  # not cancelled: it may give the lease back
         return answer or AT_ONCE
 
     def _may_claim_now(self) -> bool:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
-from tests.support.local_volunteer import LocalMachine, local_machine
+import httpx
+from typing_extensions import override
+
+from shared.protocol.accounts import Device
+from tests.support.local_volunteer import CPU, LocalMachine, local_machine
 from volunteer.control import commands, events
 from volunteer.settings import settings
 
@@ -63,3 +68,39 @@ async def test_a_machine_claims_the_work_that_its_owner_likes(tmp_path: Path) ->
             )
             claimed = await process.until(events.Claimed)
             assert (claimed.run, claimed.kind) == ("tiny", "train")
+
+
+class Together(httpx.AsyncBaseTransport):
+    """A way on which the first two claims are answered at one moment."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+        self._claims = 0
+        self._both = asyncio.Event()
+
+    @override
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await self._inner.handle_async_request(request)
+        if request.url.path.endswith("/claims"):
+            self._claims += 1
+            if self._claims == 2:
+                self._both.set()
+                await asyncio.sleep(0)  # the other one is told now
+            await self._both.wait()
+        return response
+
+
+async def test_two_devices_that_claim_at_one_moment_take_no_more_tasks_than_were_asked_for(
+    tmp_path: Path,
+) -> None:
+    """The second lease goes back to the coordinator for somebody else."""
+    async with local_machine(tmp_path) as machine:
+        machine.devices = (
+            CPU,
+            Device(id="cpu:1", kind="cpu", name="another", memory_bytes=8 << 30),
+        )
+        async with machine.working(device="cpu, cpu:1", max_tasks=1) as process:
+            process.network.inner = Together(process.network.inner)
+            assert await process.ended() == 0
+        assert len(process.all(events.Submitted)) == len(process.all(events.Claimed)) == 1
+        assert sum(request.endswith("/release") for request in process.network.seen) == 1
