@@ -29,6 +29,7 @@ from coordinator.platform import Platform, PlatformService
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
 from coordinator.storage.staging import stored_bytes
+from coordinator.ttl_cache import CachedValue
 from shared.clock import machine_time
 from shared.errors import (
     BadRequest,
@@ -72,6 +73,7 @@ UNVETTED_SHARE = 0.5  # share of the free disk above the floor for all unvetted 
 # most hash states kept between requests; a missing state is recomputed from the file
 HASHES_MAX = 512
 BATCH_MAX = 64  # uploads in one transaction
+FREE_S = 1.0  # age of the free bytes by which uploads are granted
 UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 EXPIRE_MAX = 500
 
@@ -157,6 +159,9 @@ class Uploads(PlatformService):
         self._directory.mkdir(parents=True, exist_ok=True)
         self._writers: dict[str, _UploadWriter] = {}
         self._hashes: OrderedDict[str, tuple[int, hashlib._Hash]] = OrderedDict()
+        # A grant reserves nothing: the bytes come later anyway, and a full disk then refuses them.
+        self._free = CachedValue(self._free_bytes, FREE_S, on.clock)
+        self._granted_bytes: dict[int, int] = {}  # of each run, whose model never changes
         # uploads of one account are granted in turn, since each counts against its quota
         self._granting = Batcher(
             self._grant_all, BATCH_MAX, key=lambda each: each.principal.volunteer_id
@@ -181,7 +186,11 @@ class Uploads(PlatformService):
             raise BadRequest("part or tries is out of range")
         if not 0 < request.size <= UPLOAD_BYTES_MAX:
             raise TooLarge(f"an upload has between 1 and {UPLOAD_BYTES_MAX} bytes")
-        free = await in_pool(self._check_space, request.size)
+        if (free := await self._free.get()) < request.size:
+            raise StorageFull(
+                "the coordinator's disk is nearly full; keep your result, retry later",
+                retry_after_s=60.0,
+            )
         row, fresh = await self._granting.ask(_Asked(principal, request, free))
         return await self._directed(self._view(row, 0) if fresh else await self._info(row))
 
@@ -206,7 +215,6 @@ class Uploads(PlatformService):
         uploads = upload_rows.of_tasks(conn, numbers)
         submitted = contributions.submitted(conn, numbers, [one.request.sha256 for one in asked])
         uses = upload_rows.quota_use(conn, [each.principal.volunteer_id for each in asked])
-        bytes_of_runs: dict[int, int] = {}  # cache of `tasks.grant_bytes`
         answers: list[_Granted | Exception] = []
         unvetted = 0  # bytes
         for each in asked:
@@ -225,7 +233,9 @@ class Uploads(PlatformService):
                     answers.append((earlier, False))
                     continue
                 use = uses[each.principal.volunteer_id]
-                self._check_grant(row, use, place, tasks.grant_bytes(conn, task, bytes_of_runs))
+                self._check_grant(
+                    row, use, place, tasks.grant_bytes(conn, task, self._granted_bytes)
+                )
                 if not use.vetted:
                     _check_share(conn, unvetted + row.size, each.free)
                     unvetted += row.size
@@ -280,15 +290,10 @@ class Uploads(PlatformService):
                 retry_after_s=60.0,
             )
 
-    def _check_space(self, size: int) -> float:
-        """Return the free bytes above the floor. Raises StorageFull."""
-        free = disk_bytes(self._directory)[0] - self._settings.space_floor_bytes
-        if free < size:
-            raise StorageFull(
-                "the coordinator's disk is nearly full; keep your result, retry later",
-                retry_after_s=60.0,
-            )
-        return free
+    async def _free_bytes(self) -> float:
+        """Return the free bytes above the floor."""
+        free, _ = await in_pool(disk_bytes, self._directory)
+        return free - self._settings.space_floor_bytes
 
     # --- receive ---
 

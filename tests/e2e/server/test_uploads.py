@@ -17,6 +17,8 @@ from msgspec.structs import replace
 from coordinator.config import Constants
 from coordinator.database.tables.contributions import uploads as rows
 from coordinator.database.volunteers import set_volunteer
+from coordinator.intake import uploads as intake
+from coordinator.intake.uploads import FREE_S
 from coordinator.request_body import ClientGone
 from shared.protocol.contributions import UploadInfo, Verdict
 from shared.protocol.leases import Lease
@@ -204,9 +206,12 @@ async def test_newcomers_fill_half_of_the_free_disk_at_most(
     ann, lease, data, _ = await announced(home)
     db = home.coordinator.db
     await db.write(lambda conn: set_volunteer(conn, ann.volunteer_id, standing="probation"))
-    monkeypatch.setattr(home.coordinator.uploads, "_check_space", lambda size: 1.9 * len(data))
+    free_bytes = 1.9 * len(data)
+    monkeypatch.setattr(intake, "disk_bytes", lambda path: (free_bytes, free_bytes))
+    await home.clock.advance(FREE_S)
     assert "newcomers" in refused(await ann.announce(lease, data[::-1]), 507).message
-    monkeypatch.setattr(home.coordinator.uploads, "_check_space", lambda size: 3.1 * len(data))
+    free_bytes = 3.1 * len(data)
+    await home.clock.advance(FREE_S)
     assert (await ann.announce(lease, data[::-1])).status_code == 200
 
 
