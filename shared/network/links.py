@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
@@ -21,6 +22,7 @@ from shared.errors import BadRequest
 from shared.sentences import Sentence
 
 LINK_CHARS_MAX = 2048
+HOSTS_KEPT = 64  # hosts that are cached: a server for its own machine reads one a request
 NO_LINK = Sentence("this is not a join link; copy it whole from your organiser")
 _QUOTES = "'\"`<>()‘’“”„‚«»‹›"  # signs around a link in a sentence or a command
 _COMMAND = re.compile(r"^\s*(?:\$\s*)?volunteer\s+join\s+")
@@ -45,6 +47,7 @@ class JoinLink(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
 
 
+@lru_cache(maxsize=HOSTS_KEPT)
 def is_loopback(host: str) -> bool:
     """Return True if `host` can only mean this machine."""
     try:
