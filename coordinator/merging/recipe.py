@@ -181,7 +181,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return await self.order_on(
             blobs,
             base=await blobs.local(self.base.master_sha256),
-            state=[await blobs.local(sha) for sha in self.state],
+            state=await blobs.local_files(self.state),
             threads=threads,
             part=part,
         )
@@ -197,15 +197,16 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
     ) -> merge_step.MergeOrder:
         """Return the merge order with these files as base and state. Raises MissingBlob."""
         plan, train = self.plan, self.about.file.train
+        paths = await blobs.local_files([row.sha256 for row in self.rows])
         inputs = [
             merge_step.Input(
-                path=await blobs.local(row.sha256),
+                path=path,
                 codec=row.codec,
                 weight=weight,
                 clip=row.clip,
                 steps=row.steps,
             )
-            for row, weight in zip(self.rows, self.weights, strict=True)
+            for row, weight, path in zip(self.rows, self.weights, paths, strict=True)
         ]
         return merge_step.MergeOrder(
             plan=self.plan_of_step,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +45,10 @@ class ShardFiles:
         copy = self._result.with_name(f"{self._result.name}-{sha256}")
         self._copies.append(copy)
         return await self._blobs.part(sha256, self._spans[sha256], copy)
+
+    async def local_files(self, names: Sequence[str]) -> list[Path]:
+        """Return the files of several blobs. Raises MissingBlob."""
+        return [await self.local(sha256) for sha256 in names]
 
     def __enter__(self) -> Self:
         return self

@@ -226,7 +226,7 @@ class Parts(PlatformService):
             return MergedPart(sha256=written.sha256, size=written.size)
         rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, part.merge_id))
         results = [merge_jobs.made_by(row) for row in rows if row.phase == "survey"]
-        surveys = [await self._blobs.local(result.sha256) for result in results]
+        surveys = await self._blobs.local_files([result.sha256 for result in results])
         outcome = await loop.run_in_executor(
             self._pool, merge_step.merge_shard, order, shard, surveys, path, state
         )

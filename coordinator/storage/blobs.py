@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,6 +113,9 @@ class BlobStore(Protocol):
 
     async def local(self, sha256: str) -> Path:
         """Return a read-only local file with the blob's bytes, to be memory-mapped."""
+
+    async def local_files(self, names: Sequence[str]) -> list[Path]:
+        """Return the local files of several blobs."""
 
     async def part(self, sha256: str, spans: FindSpans, into: Path) -> Path:
         """Return a local file with at least these spans of the blob, to be memory-mapped.
@@ -346,8 +349,14 @@ class DiskBlobs:
             delete_file(part, "scratch")
 
     async def local(self, sha256: str) -> Path:
+        return (await self.local_files([sha256]))[0]
+
+    async def local_files(self, names: Sequence[str]) -> list[Path]:
+        return await in_pool(lambda: [self._file(sha256) for sha256 in names])
+
+    def _file(self, sha256: str) -> Path:
         path = self._path(sha256)
-        if not await in_pool(path.is_file):
+        if not path.is_file():
             raise MissingBlob(sha256)
         return path
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -196,6 +196,9 @@ class S3Blobs:
         finally:
             await in_pool(lambda: delete_file(part, "scratch"))
         return path
+
+    async def local_files(self, names: Sequence[str]) -> list[Path]:
+        return [await self.local(sha256) for sha256 in names]
 
     async def part(self, sha256: str, spans: FindSpans, into: Path) -> Path:
         path = self._cache / check_name(sha256)
