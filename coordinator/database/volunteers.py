@@ -386,7 +386,7 @@ def is_suspended(conn: Connection, volunteer_id: str) -> bool:
 
 
 _STANDING = (
-    select(_V.id, _V.standing, _V.accepted, _V.accepted_micro)
+    select(_V.id, _V.standing)
     .where(among(_V.id, "ids"))
     .order_by(_V.id)
     .with_for_update(key_share=True)
@@ -404,24 +404,17 @@ def lock(conn: Connection, ids: Collection[str]) -> frozenset[str]:
     return frozenset(row.id for row in rows if row.standing == "suspended")
 
 
+_COUNT = (
+    update(volunteers)
+    .where(equals(_V.id))
+    .values(accepted=_V.accepted + 1, accepted_micro=_V.accepted_micro + bindparam("pay_micro"))
+)
+
+
 def count_accepted(conn: Connection, accepted: Sequence[tuple[str, int]]) -> None:
     """Count accepted contributions, each given by its account and pay, since draws depend on the
     mean pay.
-
-    The rows are locked, so that simultaneous verdicts all count.
     """
-    if not accepted:
-        return
-    rows = conn.execute(_STANDING, {"ids": sorted({account for account, _ in accepted})})
-    totals = {row.id: (row.accepted, row.accepted_micro) for row in rows}
-    for account, price_micro in accepted:
-        count, total_micro = totals[account]
-        totals[account] = count + 1, total_micro + price_micro
-    columns = ("where_id", "accepted", "accepted_micro")
-    conn.execute(
-        _SET_VOLUNTEER,
-        [
-            dict(zip(columns, (account, *values), strict=True))
-            for account, values in sorted(totals.items())
-        ],
-    )
+    if accepted:
+        in_order = sorted(accepted)  # no two transactions wait for each other
+        conn.execute(_COUNT, [{"where_id": name, "pay_micro": pay} for name, pay in in_order])
