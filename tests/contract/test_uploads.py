@@ -63,7 +63,8 @@ async def test_newcomers_that_come_together_fill_no_more_of_the_disk_than_one_af
     leases = [await stranger.claim() for stranger in strangers]
     updates = [await stranger.update("tiny", seed) for seed, stranger in enumerate(strangers)]
     service, db = home.coordinator.uploads, home.coordinator.db
-    monkeypatch.setattr(service, "_check_space", lambda size: 3.1 * len(updates[0]))
+    free_bytes = 3.1 * len(updates[0])
+    monkeypatch.setattr(uploads, "disk_bytes", lambda path: (free_bytes, free_bytes))
     write, first, others = db.write, asyncio.Event(), asyncio.Event()
 
     async def held(transaction: Any) -> Any:
