@@ -8,7 +8,7 @@ import asyncio
 import errno
 import json
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,14 +167,14 @@ async def test_who_lost_the_lease_of_a_merge_commits_nothing_and_ends_nothing(
 
 async def damaged(home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch, sha256: str) -> None:
     """Let the store give other bytes for one name."""
-    local = home.coordinator.blobs.local
+    local_files = home.coordinator.blobs.local_files
 
-    async def other(name: str) -> Path:
-        if name == sha256:
-            raise DamagedBlob(name)
-        return await local(name)
+    async def others(names: Sequence[str]) -> list[Path]:
+        if sha256 in names:
+            raise DamagedBlob(sha256)
+        return await local_files(names)
 
-    monkeypatch.setattr(home.coordinator.blobs, "local", other)
+    monkeypatch.setattr(home.coordinator.blobs, "local_files", others)
 
 
 async def test_a_damaged_update_is_left_out_at_once_and_blamed_on_nobody(
