@@ -57,8 +57,9 @@ from coordinator.runs.wind_down import WindDown
 from coordinator.scheduling.claims import Claims, ClaimTerms
 from coordinator.scheduling.heartbeat_replies import Heartbeats
 from coordinator.scheduling.member_data import MemberDeclarations
-from coordinator.scheduling.queue import Queue
 from coordinator.scheduling.renewals import Renewals
+from coordinator.scheduling.task_leases import TaskLeases
+from coordinator.scheduling.task_list import TaskList
 from coordinator.signals import Signals
 from coordinator.storage.announced_blobs import Announcer
 from coordinator.storage.blobs import in_pool
@@ -104,7 +105,8 @@ class Coordinator(Platform):
     claims: Claims
     renewals: Renewals
     heartbeats: Heartbeats
-    queue: Queue
+    task_leases: TaskLeases
+    task_list: TaskList
     uploads: Uploads
     datasets: Datasets
     runs: Runs
@@ -198,7 +200,8 @@ class Coordinator(Platform):
             claims=claims,
             renewals=renewals,
             heartbeats=Heartbeats(db, clock, renewals, runs),
-            queue=Queue(db, clock, signals, claims, renewals),
+            task_leases=TaskLeases(db, clock, signals, claims, renewals),
+            task_list=TaskList(db, clock, signals),
             uploads=uploads,
             datasets=Datasets(on),
             runs=runs,
@@ -256,7 +259,7 @@ class Coordinator(Platform):
     def jobs(self) -> dict[str, BackgroundJob]:
         """Return the background jobs of a server, by name."""
         return (self._computing_jobs() if Compute.possible() else {}) | {
-            "queue": self.queue.run,
+            "leases": self.task_leases.run,
             "audits": self.audits.run,
             "alerts": self.alerts.run,
             "replay": self.replay.run,

@@ -39,14 +39,16 @@ class RequeuedTasks(msgspec.Struct, frozen=True, kw_only=True):
 
 @organiser_command("task.list", needs="database")
 async def listing(coordinator: Coordinator, ask: ListTasks) -> tuple[TaskLine, ...]:
-    return tuple(await coordinator.queue.lines(ask.run or None, failed=ask.failed))
+    return tuple(await coordinator.task_list.lines(ask.run or None, failed=ask.failed))
 
 
 @organiser_command("task.requeue", needs="database")
 async def requeue(coordinator: Coordinator, ask: Requeue) -> RequeuedTasks:
     if bool(ask.ids) == ask.every:
         raise BadRequest("give the numbers of the tasks, or --all")
-    ids = await coordinator.queue.requeue(ask.run or None, ask.ids or None, reason_line(ask.reason))
+    ids = await coordinator.task_list.requeue(
+        ask.run or None, ask.ids or None, reason_line(ask.reason)
+    )
     if missing := sorted(set(ask.ids) - set(ids)):
         numbers = ", ".join(map(str, missing[:20]))
         again = f"{len(ids)} queued again; " if ids else ""

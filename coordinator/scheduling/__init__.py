@@ -1,1 +1,1 @@
-"""Scheduling: the queue, claims, leases and their renewal."""
+"""Scheduling: claims, leases of tasks and their renewal, and the list of tasks."""

@@ -239,7 +239,9 @@ class SimulatedMachine:
         if lease.in_step and self._uploads:
             await asyncio.wait(self._uploads)
         await self._request()
-        start = await self._world.coordinator.queue.begin(self._who, lease.task, lease.attempt)
+        start = await self._world.coordinator.task_leases.begin(
+            self._who, lease.task, lease.attempt
+        )
         manifest = await self._manifest(start.run, start.version)
         await self._fetch_weights(manifest)
         if lease.part_steps or lease.redo:
@@ -263,7 +265,7 @@ class SimulatedMachine:
             first, end = part * part_steps, min(job.steps, (part + 1) * part_steps)
             if tries or (lease.pull_every and first - pulled_at >= lease.pull_every):
                 await self._request()
-                start = await self._world.coordinator.queue.begin(
+                start = await self._world.coordinator.task_leases.begin(
                     self._who, lease.task, lease.attempt, newest=True
                 )
                 manifest, pulled_at = await self._manifest(start.run, start.version), first

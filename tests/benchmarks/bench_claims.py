@@ -27,7 +27,7 @@ from sqlalchemy import Connection, insert, select, update
 from coordinator.accounts.accounts import Principal
 from coordinator.database.engine.open_database import Database, migrate
 from coordinator.database.tables.tasks import tasks
-from coordinator.scheduling.queue import Queue
+from coordinator.scheduling.task_leases import TaskLeases
 from shared.clock import SystemClock
 from tests.support.databases import prepare_postgres, start_postgres
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
@@ -79,7 +79,7 @@ class Bench:
     """One database with a run and its claimers."""
 
     db: Database
-    queue: Queue
+    queue: TaskLeases
     workers: Sequence[Principal]
     run_id: int
     reissued: bool

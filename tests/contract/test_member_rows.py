@@ -26,7 +26,7 @@ from coordinator.database.tables.versions import evaluations, heldout_sums
 from coordinator.runs import member_figures
 from coordinator.runs.member_figures import MemberFigures, MemberLoss
 from coordinator.scheduling.member_data import MemberDeclarations
-from coordinator.scheduling.queue import Queue
+from coordinator.scheduling.task_leases import TaskLeases
 from coordinator.signals import Signals
 from shared.errors import BadRequest, Conflict, Forbidden
 from shared.protocol.leases import Lease, ReleaseRequest
@@ -53,7 +53,7 @@ class Ward:
 
     db: Database
     clock: VirtualClock
-    queue: Queue
+    queue: TaskLeases
     data: MemberDeclarations
     run: int
     ann: Principal

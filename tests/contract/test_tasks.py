@@ -177,11 +177,11 @@ async def test_a_task_that_several_workers_fail_is_set_aside_and_may_come_back(
         await house.queue.release(who, failed.task, request)
     assert failed is not None
     assert (await house.row(failed.task)).state == "discarded"
-    [line] = await house.queue.lines("run", failed=True)
+    [line] = await house.task_list.lines("run", failed=True)
     assert (line.id, line.failures, line.workers, line.message) == (1, 3, 3, "out of memory")
     assert (await house.lease(workers[0])).task != failed.task
-    assert await house.queue.requeue("run") == [1]
-    assert await house.queue.lines(failed=True) == []
+    assert await house.task_list.requeue("run") == [1]
+    assert await house.task_list.lines(failed=True) == []
     again = await house.lease(workers[0])  # the slate is clean
     assert (again.task, again.attempt) == (1, 4)
 
@@ -225,7 +225,7 @@ async def test_machines_of_one_account_are_one_voice(house: VirtualQueue) -> Non
                 await give_up(house, who, lease)
         await house.clock.advance(60)
         await house.queue.renewals.flush()
-    assert await house.queue.lines("run", failed=True) == []
+    assert await house.task_list.lines("run", failed=True) == []
 
 
 async def test_failing_costs_a_stranger_time_and_no_standing(house: VirtualQueue) -> None:
@@ -301,7 +301,7 @@ async def test_timeouts_are_counted_apart_and_end_too(house: VirtualQueue) -> No
         assert await house.queue.expire() == 1
     row = await house.row(1)
     assert (row.state, row.timeouts, row.failures) == ("discarded", 8, 0)
-    [line] = await house.queue.lines(failed=True)
+    [line] = await house.task_list.lines(failed=True)
     assert (line.timeouts, line.workers) == (8, 0)
 
 

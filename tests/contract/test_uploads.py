@@ -38,7 +38,7 @@ async def test_an_upload_stays_while_it_can_be_submitted_and_goes_at_once_when_i
     assert (await ann.upload(lease, data)).complete
     assert await expire() == 0
     await home.clock.advance(DAY_S / 2)
-    assert await home.coordinator.queue.expire() == 1
+    assert await home.coordinator.task_leases.expire() == 1
     assert await expire() == 0
     other = await bob.claim()
     assert other.task == lease.task

@@ -48,7 +48,7 @@ class MergeRounds:
         await self._took("end runs", inside.upkeep.end_runs())
         await self._took("recheck", inside.intake.recheck())
         await self._took("expire uploads", inside.uploads.expire())
-        await self._took("expire leases", inside.queue.expire())
+        await self._took("expire leases", inside.task_leases.expire())
         await self._took("prune", inside.upkeep.prune())
         await self._took("sweep", inside.upkeep.sweep())
         await self._took("seal", inside.db.write(record_tree.extend))

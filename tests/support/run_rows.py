@@ -19,8 +19,8 @@ from coordinator.database.tables.versions import versions as versions_table
 from coordinator.database.tasks import TaskRow
 from coordinator.rules import run_file
 from coordinator.scheduling.claims import Claims, ClaimTerms
-from coordinator.scheduling.queue import Queue
 from coordinator.scheduling.renewals import Renewals
+from coordinator.scheduling.task_leases import TaskLeases
 from coordinator.signals import Signals
 from shared.clock import Clock
 from shared.protocol.leases import ClaimReply, ClaimRequest
@@ -200,15 +200,17 @@ def add_contribution(conn: Connection, task: TaskRow) -> int:
 
 def queue_of(
     db: Database, clock: Clock, leases_max: int = 64, signals: Signals | None = None
-) -> Queue:
+) -> TaskLeases:
     """A queue of its own on a database."""
     signals = signals or Signals(clock)
     renewals = Renewals(db, clock, Attendance(clock))
     claims = Claims(db, clock, signals, renewals, ClaimTerms(leases_max=leases_max))
-    return Queue(db, clock, signals, claims, renewals)
+    return TaskLeases(db, clock, signals, claims, renewals)
 
 
-async def claim(queue: Queue, who: Principal, claim_id: str = "", **request: Any) -> ClaimReply:
+async def claim(
+    queue: TaskLeases, who: Principal, claim_id: str = "", **request: Any
+) -> ClaimReply:
     """One claim that does not wait, unless it says so."""
     asked = ClaimRequest(
         **{

@@ -13,7 +13,8 @@ from coordinator.database import runs, tasks
 from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.tasks import tasks as tasks_table
 from coordinator.database.tasks import TaskRow
-from coordinator.scheduling.queue import Queue
+from coordinator.scheduling.task_leases import TaskLeases
+from coordinator.scheduling.task_list import TaskList
 from coordinator.signals import Signals
 from shared.protocol.base import Reason
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder
@@ -33,11 +34,15 @@ class VirtualQueue:
 
     db: Database
     clock: VirtualClock
-    queue: Queue
+    queue: TaskLeases
     signals: Signals
     run: int  # 0 = none
     a: Principal
     b: Principal
+
+    @property
+    def task_list(self) -> TaskList:
+        return TaskList(self.db, self.clock, self.signals)
 
     async def lease(self, who: Principal, claim_id: str = "", **request: Any) -> Lease:
         lease = (await claim(self.queue, who, claim_id, **request)).lease

@@ -186,12 +186,12 @@ _QUEUE = (
     _counter(
         "leases_expired",
         "Leases whose worker was silent or too slow.",
-        lambda s: s.coordinator.queue.expired,
+        lambda s: s.coordinator.task_leases.expired,
     ),
     _counter(
         "leases_released",
         "Leases that workers gave back.",
-        lambda s: _one_label(s.coordinator.queue.released),
+        lambda s: _one_label(s.coordinator.task_leases.released),
         ("reason",),
         ("failed",),
         ("given back",),

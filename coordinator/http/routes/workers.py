@@ -161,7 +161,9 @@ async def answer_tokens(call: Call[AnswerTokens]) -> AnswerGoOn:
 async def begin(call: Call[BeginRequest]) -> BeginReply:
     coordinator, body = call.coordinator, call.body
     task = call.number("task")
-    beginning = coordinator.queue.begin(call.principal, task, body.attempt, newest=body.newest)
+    beginning = coordinator.task_leases.begin(
+        call.principal, task, body.attempt, newest=body.newest
+    )
     start = await _while_wanted(beginning, call.receive, coordinator.stopping)
     return BeginReply(
         version=start.version,
@@ -175,7 +177,7 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
 
 
 async def release(call: Call[ReleaseRequest]) -> None:
-    await call.coordinator.queue.release(call.principal, call.number("task"), call.body)
+    await call.coordinator.task_leases.release(call.principal, call.number("task"), call.body)
 
 
 async def submit(call: Call[SubmitRequest]) -> SubmitReply:

@@ -148,7 +148,7 @@ async def test_who_vanishes_loses_the_task_and_nothing_else(home: LocalCoordinat
     begun = await eve.begin(lease)
     data = await eve.update("tiny", 1)
     await home.clock.advance(400)
-    assert await home.coordinator.queue.expire() == 1
+    assert await home.coordinator.task_leases.expire() == 1
     beat = decode(await eve.post("/workers/heartbeat", {}), HeartbeatReply)
     assert beat.news == ()
     again = await ann.claim()
@@ -172,7 +172,7 @@ async def test_who_comes_late_may_still_hand_in_while_nobody_else_holds_the_task
     begun = await eve.begin(lease)
     data = await eve.update("tiny", 1)
     await home.clock.advance(400)
-    assert await home.coordinator.queue.expire() == 1
+    assert await home.coordinator.task_leases.expire() == 1
     await eve.upload(lease, data)
     reply = await eve.post(f"/tasks/{lease.task}/submit", eve.submission(lease, begun, data))
     assert decode(reply, Verdict).state == "accepted"

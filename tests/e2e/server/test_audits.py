@@ -355,13 +355,13 @@ async def test_a_lost_lease_goes_on_and_silence_leaves_it_to_the_organiser(tmp_p
     async with checked(tmp_path, "") as (home, bob):
         lease = await taken(home, bob)
         await home.clock.advance(RENEW_S + 10)
-        await home.coordinator.queue.expire()
+        await home.coordinator.task_leases.expire()
         again = await taken(home, bob)
         assert (again.task, again.attempt) == (lease.task, lease.attempt + 1)
         begun, sums = await bob.begin(again), await sums_of_the_update(home, again)
         await bob.upload(again, sums)
         await home.clock.advance(RENEW_S + 10)
-        await home.coordinator.queue.expire()
+        await home.coordinator.task_leases.expire()
         organiser(home)
         await settled(home)
         assert await result(home) == "passed"
@@ -518,7 +518,7 @@ async def test_an_answer_that_comes_while_the_organiser_is_at_it_is_held_beside_
         sums = np.ones(512, np.float32).tobytes()
         await bob.upload(lease, sums)
         await home.clock.advance(RENEW_S + 10)  # its lease is lost: the server may begin
-        await home.coordinator.queue.expire()
+        await home.coordinator.task_leases.expire()
         real, times = Compute.timed, 0
 
         async def late(self: Compute, work: Any, *given: Any) -> Any:

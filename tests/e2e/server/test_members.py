@@ -170,7 +170,7 @@ async def test_a_member_away_for_a_day_is_missed_by_none_and_does_its_own_work_a
                 orders.add(others.job.order_seed)
             await merge(home)
             await home.clock.advance(8 * HOUR_S)
-            await home.coordinator.queue.expire()
+            await home.coordinator.task_leases.expire()
         assert len(orders) == 3  # each has gone through its own data alone
         again = await ann.claim()
         assert (again.task, again.attempt) == (left.task, left.attempt + 1)

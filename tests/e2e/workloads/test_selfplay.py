@@ -260,7 +260,7 @@ async def test_a_learner_that_dies_costs_nothing(home: LocalCoordinator) -> None
     lost = await ann.claim("learn")
     await ann.worker.begin(lost)
     await home.clock.advance(5000)
-    await home.coordinator.queue.expire()
+    await home.coordinator.task_leases.expire()
     again = await bob.claim("learn")
     assert (again.task, again.data) == (lost.task, lost.data)
     assert (await bob.do(again)).state == "accepted"

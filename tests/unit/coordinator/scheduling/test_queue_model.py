@@ -31,6 +31,8 @@ from coordinator.database import tasks
 from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.tasks import tasks as tasks_table
+from coordinator.scheduling.task_list import TaskList
+from coordinator.signals import Signals
 from shared.errors import Gone
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.protocol.leases import Lease, ReleaseRequest
@@ -258,7 +260,8 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def requeue(self) -> None:
-        back = self.world.run(self.queue.requeue(self.name))
+        task_list = TaskList(self.world.db, self.clock, Signals(self.clock))
+        back = self.world.run(task_list.requeue(self.name))
         assert sorted(back) == sorted(self.model.some("discarded"))
         for number in back:
             task = self.model.tasks[number]

@@ -20,7 +20,7 @@ LEASE_S = 3000.0
 async def lapse(machine: LocalMachine) -> None:
     """Let time pass without heartbeats, until leases run out."""
     await machine.home.clock.advance(LEASE_S)
-    await machine.home.coordinator.queue.expire()
+    await machine.home.coordinator.task_leases.expire()
 
 
 async def test_a_task_whose_time_ran_out_meanwhile_is_dropped_and_trained_once(

@@ -1,4 +1,4 @@
-"""Queue: begin and end of leases, and failed tasks."""
+"""Leases of tasks: their begin, release and expiry."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from coordinator.batcher import Batcher
 from coordinator.database import (
     audits,
     claim_rows,
-    record,
-    runs,
     submissions,
     tasks,
 )
-from coordinator.database.tasks import Begun, TaskLine, TaskRow
+from coordinator.database.tasks import Begun, TaskRow
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.standing import REST_MAX_S, rest_s
 from shared.clock import Clock, pause
@@ -46,7 +44,6 @@ BATCH_MAX = 64  # begun tasks in one transaction
 EXPIRE_S = 5.0
 EXPIRE_MAX = 500  # tasks that expire in one transaction
 WORKERS_MAX = 100_000  # workers whose failures are remembered
-AUDITED_MAX = 300  # task numbers in one line of the record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +64,8 @@ class _Start(NamedTuple):
     patient: bool = True  # the task may wait for a merge
 
 
-class Queue:
-    """Begins, releases and expires leases; lists and requeues failed tasks."""
+class TaskLeases:
+    """Begins, releases and expires leases."""
 
     def __init__(
         self, db: Database, clock: Clock, signals: Signals, claims: Claims, renewals: Renewals
@@ -256,46 +253,7 @@ class Queue:
         try:
             await work()
         except VolunteerError as error:
-            log.warning("queue chore failed", chore=chore, error=error.message)
-
-    # --- the list of tasks ---
-
-    async def lines(self, run: str | None = None, *, failed: bool = False) -> list[TaskLine]:
-        """Return the waiting, leased and discarded tasks of a run or of all runs; with `failed`
-        only the discarded ones. Raises NotFound.
-        """
-        states = ("discarded",) if failed else ("todo", "doing", "discarded")
-
-        def read(conn: Connection) -> list[TaskLine]:
-            of = runs.by_name(conn, run).id if run is not None else None
-            return tasks.lines(conn, states, of)
-
-        return await self._db.read(read)
-
-    async def requeue(
-        self, run: str | None = None, ids: Sequence[int] | None = None, reason: str = ""
-    ) -> list[int]:
-        """Requeue discarded tasks: the given ones, or all of a run. Return their ids. Raises
-        NotFound.
-        """
-
-        def put(conn: Connection) -> list[int]:
-            of = runs.by_name(conn, run).id if run is not None else None
-            requeued = tasks.requeue(conn, ids, of)
-            if requeued:
-                detail: dict[str, object] = {
-                    "count": len(requeued),
-                    "tasks": requeued[:AUDITED_MAX],
-                }
-                detail |= {"reason": reason} if reason else {}
-                record.append(
-                    conn, "organiser", "task.requeue", run or "", detail, self._clock.now()
-                )
-            return requeued
-
-        back = await self._db.write(put)
-        self._signals.notify("queue")
-        return back
+            log.warning("lease chore failed", chore=chore, error=error.message)
 
 
 def _go_on(conn: Connection, row: TaskRow, start: _Start, now: float) -> Begun | VolunteerError:
