@@ -39,7 +39,7 @@ from coordinator.experience.harvest import Harvest
 from coordinator.experience.replay import Replay
 from coordinator.inference.answerers import Answerers
 from coordinator.inference.answers import Answers
-from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
+from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import InferenceEngine
 from coordinator.inference.volunteer_engine import VolunteerEngine
 from coordinator.intake.intake import Examiners, Intake
@@ -70,7 +70,7 @@ from coordinator.storage.transfer_boxes import TransferBoxes
 from coordinator.traffic import TrafficCounter
 from coordinator.upkeep.alerts import Alerts
 from coordinator.upkeep.full_check import Checks
-from coordinator.upkeep.losses import Losses
+from coordinator.upkeep.lost_transactions import LostTransactions
 from coordinator.upkeep.overview_cache import Overviews
 from coordinator.upkeep.replica_beats import Beats
 from coordinator.upkeep.store_mark import StoreMarks, stored_mark
@@ -106,7 +106,6 @@ class Coordinator(Platform):
     renewals: Renewals
     heartbeats: Heartbeats
     task_leases: TaskLeases
-    task_list: TaskList
     uploads: Uploads
     datasets: Datasets
     runs: Runs
@@ -201,7 +200,6 @@ class Coordinator(Platform):
             renewals=renewals,
             heartbeats=Heartbeats(db, clock, renewals, runs),
             task_leases=TaskLeases(db, clock, signals, claims, renewals),
-            task_list=TaskList(db, clock, signals),
             uploads=uploads,
             datasets=Datasets(on),
             runs=runs,
@@ -232,9 +230,14 @@ class Coordinator(Platform):
         return MemberDeclarations(self.db, self.clock, self.signals)
 
     @cached_property
-    def losses(self) -> Losses:
+    def losses(self) -> LostTransactions:
         """Return the watch over losses of transactions."""
-        return Losses(self)
+        return LostTransactions(self)
+
+    @property
+    def task_list(self) -> TaskList:
+        """Return the list of tasks for the organiser."""
+        return TaskList(self.db, self.clock, self.signals)
 
     @property
     def audits(self) -> Audits:
@@ -358,7 +361,7 @@ class Coordinator(Platform):
             )
             self.answers.connect(engine)
         elif settings.inference != "off":
-            from coordinator.inference.upstream import UpstreamEngine, upstream
+            from coordinator.inference.upstream_engine import UpstreamEngine, upstream
 
             there = upstream(settings)
             engine = UpstreamEngine(self.db, self.clock, self.blobs, there)

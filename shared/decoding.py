@@ -17,7 +17,7 @@ from typing import Any, TypeVar, overload
 import msgspec
 
 from shared.errors import InvalidRunFile
-from shared.nearest import nearest
+from shared.nearest_name import nearest
 from shared.sentences import Sentence, decode_sentence, figure, plural, sentence_of
 
 T = TypeVar("T")

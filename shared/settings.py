@@ -26,7 +26,7 @@ from shared.decoding import choices, complaint, convert, in_words
 from shared.errors import BadRequest, Configuration, InvalidRunFile, VolunteerError, why
 from shared.files.text_file import read_text
 from shared.files.toml_text import DEEP_MAX, fault
-from shared.nearest import hint, nearest
+from shared.nearest_name import hint, nearest
 from shared.sentences import Sentence
 from shared.text import escaped
 

@@ -62,7 +62,7 @@ GATES = {
     "uvicorn": ("coordinator.http",),
     "httpx": (
         "volunteer.net",
-        "coordinator.inference.upstream",
+        "coordinator.inference.upstream_engine",
         "coordinator.admin.remote_server",
     ),
     "PIL": ("shared.workloads.data", "coordinator.runs"),

@@ -25,7 +25,7 @@ from shared.files.source_paths import existing_path
 from shared.files.text_file import unmarked
 from shared.workloads.base import DatasetWanted
 from shared.workloads.data.chat_template import NO_TOKENIZER, ChatTemplate
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator

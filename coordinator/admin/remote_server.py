@@ -39,7 +39,7 @@ from shared.protocol.base import ErrorBody
 from shared.protocol.limits import API
 from shared.sentences import encode_english
 from shared.text import escaped
-from shared.workloads.data.skipped import walk
+from shared.workloads.data.skipped_files import walk
 
 TIMEOUT_S = 600.0  # enough to build a dataset
 CONNECT_S = 10.0

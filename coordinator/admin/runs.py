@@ -21,7 +21,7 @@ from coordinator.database import runs
 from coordinator.database.standings import CostOfChecks
 from coordinator.database.statistics import VolunteerSummary
 from coordinator.experience.rollouts import newest
-from coordinator.merging.healing import Proposal, proposal
+from coordinator.merging.rollback_proposal import Proposal, proposal
 from coordinator.rules.drift import described
 from coordinator.rules.machine_time import MachineTime
 from coordinator.rules.run_file import StopSettings, parse

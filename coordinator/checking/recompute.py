@@ -23,7 +23,7 @@ import structlog
 
 from coordinator.checking import audits
 from coordinator.checking.case import Case, Draws
-from coordinator.checking.proof import end_without_verdict, settle
+from coordinator.checking.draw_effects import end_without_verdict, settle
 from coordinator.checking.redo import RecomputeFiles, SubmittedUpdate, missing_library, redo
 from coordinator.compute import Compute
 from coordinator.database import contributions, recomputes, runs

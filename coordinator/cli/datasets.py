@@ -326,7 +326,7 @@ def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
     """Send the files to the server; return the transfer box that holds them there."""
     from coordinator.admin.datasets import TOKENIZER_FILE
     from coordinator.admin.remote_server import flat_names
-    from shared.workloads.data.skipped import Skipped
+    from shared.workloads.data.skipped_files import Skipped
     from shared.workloads.data.table_rows import tables_in
 
     connection, box = where.connection(), secrets.token_hex(16)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from coordinator.admin.runs import CreatedRun, ExportRun
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import VolunteerSummary
-    from coordinator.merging.healing import Proposal
+    from coordinator.merging.rollback_proposal import Proposal
     from coordinator.rules.machine_time import MachineTime
     from coordinator.runs.export import Exported
     from coordinator.runs.member_figures import MemberFigures

@@ -35,7 +35,7 @@ from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tasks import BESIDE, TaskRow, awaits_verdict, of_present_data, row_of
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.dispatch import Holding, Load
-from coordinator.rules.fit import Todo, Waiter
+from coordinator.rules.eligibility import Todo, Waiter
 from coordinator.rules.standing import State
 from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, Hardware

@@ -15,7 +15,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.datasets import blobs, dataset_blobs, datasets
 from shared.decoding import decode
 from shared.errors import Conflict, NotFound
-from shared.nearest import hint
+from shared.nearest_name import hint
 from shared.workloads.base import ChunkRef, DatasetManifest
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from coordinator.database.engine.bulk_statements import BulkStatement
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tasks import TaskRow, rows_of
 from coordinator.rules.dispatch import Assignment
-from coordinator.rules.fit import Waiter
+from coordinator.rules.eligibility import Waiter
 from coordinator.rules.sizing import task_seed
 from shared.errors import Conflict
 from shared.protocol.limits import RENEW_S

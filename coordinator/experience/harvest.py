@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.checking.case import Draws
-from coordinator.checking.proof import settle
+from coordinator.checking.draw_effects import settle
 from coordinator.compute import Compute, Stop
 from coordinator.database import (
     contributions,

@@ -34,7 +34,7 @@ from coordinator.rules import answer_prices
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.runs.definition import definition
 from shared.errors import BadRequest, Forbidden, NotFound, Unavailable
-from shared.nearest import nearest
+from shared.nearest_name import nearest
 from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
 from shared.workloads.data.chat_template import TEMPLATE
 from shared.workloads.data.tool_calls import ToolCallForm

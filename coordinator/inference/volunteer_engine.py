@@ -18,7 +18,7 @@ import structlog
 from coordinator.database import datasets, runs
 from coordinator.inference.answer_draws import AnswerDraws
 from coordinator.inference.answerers import Answerers, AnswerPart, SilentMachine
-from coordinator.inference.builtin import BuiltinEngine
+from coordinator.inference.builtin_engine import BuiltinEngine
 from coordinator.inference.inference_engine import (
     AnswerPiece,
     AnswerRule,

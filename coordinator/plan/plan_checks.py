@@ -7,7 +7,7 @@ import math
 from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS
 from shared.errors import InvalidPlan
-from shared.nearest import hint
+from shared.nearest_name import hint
 from shared.protocol.limits import PARTS_MAX
 from shared.text import escaped
 

@@ -17,7 +17,15 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import msgspec
 
 from coordinator.rules.audits import AUDIT, may_audit
-from coordinator.rules.fit import Todo, Waiter, at_begin, may_work_for, misfit, speed, takes_kind
+from coordinator.rules.eligibility import (
+    Todo,
+    Waiter,
+    at_begin,
+    may_work_for,
+    misfit,
+    speed,
+    takes_kind,
+)
 from coordinator.rules.lease_times import finish_beside_in_s, finish_in_s
 from coordinator.rules.placement import NOBODY, DeviceBench, Placement
 from coordinator.rules.sizing import (

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from coordinator.rules.fit import Todo, Waiter, may_work_for, misfit, speed, takes_kind
+from coordinator.rules.eligibility import Todo, Waiter, may_work_for, misfit, speed, takes_kind
 from coordinator.rules.lease_times import task_s
 from coordinator.rules.sizing import Run
 

@@ -11,7 +11,7 @@ import msgspec
 
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import RunFile
-from shared.nearest import nearest
+from shared.nearest_name import nearest
 
 # Keys of other programs, and the same settings of a run file.
 WORDS = {

@@ -21,7 +21,7 @@ from shared.errors import BadRequest, InvalidName, InvalidRunFile, NotFound
 from shared.proofs.signing import canonical, digest
 from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted, load
 from shared.workloads.data.local_data import LocalData
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.data.task_suite import KIND as SUITE
 
 if TYPE_CHECKING:

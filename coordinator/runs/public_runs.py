@@ -17,7 +17,7 @@ from coordinator.rules import run_file
 from coordinator.runs.model_card import KNOWN_LICENCES
 from coordinator.ttl_cache import REST, CachedValue, KeyedCache
 from shared.errors import NotFound
-from shared.nearest import nearest
+from shared.nearest_name import nearest
 from shared.text import escaped
 from shared.workloads.base import load
 

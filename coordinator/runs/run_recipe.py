@@ -10,7 +10,7 @@ import msgspec
 
 from shared.errors import BadRequest, why
 from shared.files.deletions import delete_file
-from shared.nearest import hint
+from shared.nearest_name import hint
 
 _SUFFIX = ".toml"
 _FOLDER = files("coordinator.runs") / "recipes"

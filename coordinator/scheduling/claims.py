@@ -35,7 +35,7 @@ from coordinator.rules.dispatch import (
     dispatch,
 )
 from coordinator.rules.draws import FLOOR, device_kind
-from coordinator.rules.fit import Todo, Waiter
+from coordinator.rules.eligibility import Todo, Waiter
 from coordinator.rules.placement import Machines
 from coordinator.rules.sizing import Run, RunPace, StepsAndTokens, round_in_work, work_of
 from coordinator.rules.standing import PROBATION_LEASES

@@ -31,7 +31,7 @@ import msgspec
 from coordinator import certificates
 from coordinator.database import key_values, runs, standings
 from coordinator.database.monitoring import replicas
-from coordinator.merging import healing
+from coordinator.merging import rollback_proposal
 from coordinator.rules.health import SILENT_S, STOPPED_S, AlertKind
 from coordinator.rules.standstill import HANDLING, span
 from coordinator.upkeep.store_mark import TAKE_OVER
@@ -239,7 +239,7 @@ def _of_runs(conn: Connection, answers: Mapping[str, Standstill]) -> Iterator[Co
 
 def _of_rollbacks(conn: Connection) -> Iterator[Condition]:
     for run in runs.every(conn, runs.OPEN):
-        if heal := healing.proposal(conn, run):
+        if heal := rollback_proposal.proposal(conn, run):
             spoilt = f"{run.name}@{heal.version}"
             message = f"{heal.share:.0%} of {spoilt} came from accounts suspended since"
             todo = f"`{heal.command}` goes back"

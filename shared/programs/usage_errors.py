@@ -21,7 +21,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
-from shared.nearest import hint, nearest
+from shared.nearest_name import hint, nearest
 from shared.sentences import Sentence, sentence_of
 
 # Commands of the other program that a person may type to this one.

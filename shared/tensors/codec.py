@@ -17,7 +17,7 @@ import numpy as np
 from typing_extensions import override
 
 from shared.errors import BadRequest, InvalidFrame
-from shared.nearest import hint
+from shared.nearest_name import hint
 from shared.tensors.blocks import (
     Bfloat16,
     Blocks,

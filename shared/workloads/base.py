@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import BadRequest, InvalidFrame, InvalidRunFile, NotFound
-from shared.nearest import hint
+from shared.nearest_name import hint
 from shared.sentences import Sentence
 from shared.settings import check_keys
 from shared.tensors.spec import Schema

@@ -15,7 +15,7 @@ import psutil
 from typing_extensions import override
 
 from coordinator.database.ledger import gifts
-from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
+from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.inference.messages import ModelFiles
 from coordinator.runs.definition import of_file
@@ -242,7 +242,11 @@ async def _firsts(server: Process, made: Prepared) -> list[tuple[float, float]]:
 def _cpu(server: Process) -> tuple[float, float]:
     """Return the CPU seconds of the server and of its engine."""
     main = psutil.Process(server.child.pid)
-    workers = [each for each in main.children() if "coordinator.inference.worker" in each.cmdline()]
+    workers = [
+        each
+        for each in main.children()
+        if "coordinator.inference.inference_process" in each.cmdline()
+    ]
     return _used(main), sum(map(_used, workers))
 
 

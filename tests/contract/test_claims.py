@@ -17,7 +17,7 @@ from coordinator.database.tables.accounts import volunteers as volunteers_table
 from coordinator.database.tables.accounts import workers as workers_table
 from coordinator.database.tables.runs import runs as runs_table
 from coordinator.rules import run_file
-from coordinator.rules.fit import Waiter
+from coordinator.rules.eligibility import Waiter
 from coordinator.scheduling.claims import Answer
 from coordinator.signals import Signals
 from shared.errors import (

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, insert
 
 from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.accounts.suspension import suspend
-from coordinator.checking import proof
+from coordinator.checking import draw_effects
 from coordinator.config import Settings
 from coordinator.database import contributions, recomputes, record, verdicts, volunteers
 from coordinator.database.engine.open_database import Database
@@ -67,7 +67,7 @@ def draw(conn: Connection, number: int) -> RecomputeRow:
 
 def settle(conn: Connection, row: RecomputeRow, result: Result, now: float = 5.0) -> None:
     """The end of a draw."""
-    assert proof.settle(conn, row, result, ("", '{"cosine":1.0,"norm_ratio":1.0}'), now)
+    assert draw_effects.settle(conn, row, result, ("", '{"cosine":1.0,"norm_ratio":1.0}'), now)
 
 
 async def verdict(db: Database, number: int) -> Verdict:
@@ -400,11 +400,11 @@ async def test_a_pass_that_shows_a_part_of_its_work_owes_the_rest_of_the_bond(
     def drawn(conn: Connection) -> None:
         for _ in range(4):
             row = draw(conn, merged(conn, run, NEW, 2.0))
-            assert proof.settle(conn, row, "passed", ("", "{}"), 3.0, 1.0)
+            assert draw_effects.settle(conn, row, "passed", ("", "{}"), 3.0, 1.0)
         row = draw(conn, merged(conn, run, NEW, 4.0))
-        assert proof.settle(conn, row, "passed", ("", "{}"), 5.0, 0.75)
+        assert draw_effects.settle(conn, row, "passed", ("", "{}"), 5.0, 0.75)
         friend = draw(conn, merged(conn, run, FRIEND, 4.0))
-        assert proof.settle(conn, friend, "passed", ("", "{}"), 5.0, 0.75)
+        assert draw_effects.settle(conn, friend, "passed", ("", "{}"), 5.0, 0.75)
 
     await database.write(drawn)
     found = await database.read(lambda conn: payments.balances(conn, NEW))

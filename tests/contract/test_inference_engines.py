@@ -16,14 +16,14 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
+from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import (
     AnswerPiece,
     Generation,
     InferenceEngine,
     ModelVersion,
 )
-from coordinator.inference.upstream import Upstream, UpstreamEngine
+from coordinator.inference.upstream_engine import Upstream, UpstreamEngine
 from coordinator.runs.definition import of_file
 from coordinator.runs.version_files import read_weights
 from shared.clock import SystemClock

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, update
 
-from coordinator.checking import proof
+from coordinator.checking import draw_effects
 from coordinator.database import contributions, experience, recomputes, volunteers
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open_database import Database
@@ -119,8 +119,8 @@ async def test_a_draw_waits_at_once_and_ends_once(database: Database) -> None:
         assert recomputes.waiting(conn) == 1
         found = first(conn, 99.0)
         assert found is not None
-        assert proof.settle(conn, found, "passed", ("", "{}"), 2.0)
-        assert not proof.settle(conn, found, "failed", ("", "{}"), 3.0)  # another replica
+        assert draw_effects.settle(conn, found, "passed", ("", "{}"), 2.0)
+        assert not draw_effects.settle(conn, found, "failed", ("", "{}"), 3.0)  # another replica
         account = volunteers.existing(conn, NEW)
         assert (account.proofs, account.standing) == (1, "probation")
         assert recomputes.waiting(conn) == 0

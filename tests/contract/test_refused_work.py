@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from sqlalchemy import Connection
 
-from coordinator.checking import proof
+from coordinator.checking import draw_effects
 from coordinator.database import contributions, recomputes, runs, volunteers
 from coordinator.database.engine.open_database import Database
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
@@ -40,7 +40,7 @@ async def setting(db: Database) -> int:
 
 
 def ended(conn: Connection, row: RecomputeRow, result: Result, now: float = 10.0) -> None:
-    assert proof.settle(conn, row, result, ("", "{}"), now)
+    assert draw_effects.settle(conn, row, result, ("", "{}"), now)
 
 
 async def of(db: Database, run: int, who: str = NEW) -> tuple[RunRow, VolunteerRow]:
@@ -148,8 +148,8 @@ async def test_a_draw_without_a_verdict_moves_no_standing_and_earns_nothing(
         row = draw(conn, merged(conn, run, who, 3.0))
         waiting = accepted(conn, run, who, 3.0)
         contributions.wait_for_proof(conn, waiting)
-        assert proof.end_without_verdict(conn, row, ("", "{}"), 5.0)
-        assert not proof.end_without_verdict(conn, row, ("", "{}"), 6.0)
+        assert draw_effects.end_without_verdict(conn, row, ("", "{}"), 5.0)
+        assert not draw_effects.end_without_verdict(conn, row, ("", "{}"), 6.0)
 
     await database.write(partial(drift, who=NEW))
     _, person = await of(database, run)
@@ -177,7 +177,9 @@ async def test_a_question_has_one_answer(database: Database, result: Result) -> 
     run = await setting(database)
     question = await database.write(lambda conn: refused(conn, run))
     await database.write(lambda conn: ended(conn, question, result))
-    settle = partial(proof.settle, row=question, result="failed", messages=("", "{}"), now=11.0)
+    settle = partial(
+        draw_effects.settle, row=question, result="failed", messages=("", "{}"), now=11.0
+    )
     before = await of(database, run)
     assert not await database.write(settle)
     assert await of(database, run) == before

@@ -18,7 +18,7 @@ from coordinator.database.tables.tasks import tasks as tasks_table
 from coordinator.database.tasks import TaskRow
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.dispatch import Assignment
-from coordinator.rules.fit import Waiter
+from coordinator.rules.eligibility import Waiter
 from coordinator.rules.run_file import TaskSettings
 from coordinator.rules.sizing import episodes_bytes_max, task_seed, upload_bytes_max
 from shared.errors import Cancelled, Conflict, Gone, NotFound, Unavailable, VolunteerError

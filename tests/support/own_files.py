@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from tests.support.local_volunteer import LocalMachine
 from volunteer.account.membership import OwnSources, build, declare, member_run
 from volunteer.account.profile import Profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.rules.dispatch import DispatchResult, Holding, Load, OpenTasks, dispatch
-from coordinator.rules.fit import Todo, Waiter
+from coordinator.rules.eligibility import Todo, Waiter
 from coordinator.rules.placement import NOBODY, DeviceBench
 from coordinator.rules.run_file import TaskSettings
 from coordinator.rules.sizing import Run

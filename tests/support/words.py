@@ -25,7 +25,7 @@ SHARED = [
         "errors",
         "network/links",
         "proofs/signing",
-        "nearest",
+        "nearest_name",
         "settings",
         "decoding",
         "files/disk_writes",

@@ -19,8 +19,8 @@ from volunteer.tui.screens.dashboard import NARROW, SHORT, arrange
 from volunteer.tui.screens.ranking import leader_rows
 from volunteer.tui.text import ASCII, shown_name
 from volunteer.tui.view import AgentView
+from volunteer.tui.widgets.brief_state import brief
 from volunteer.tui.widgets.cards import CreditsCard, credit_lines, run_lines
-from volunteer.tui.widgets.compact import brief
 from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.recent_work import sample_lines
 

@@ -16,8 +16,8 @@ from tests.tui import scenes
 from tests.tui.engine import FakeEngine
 from volunteer.control import events
 from volunteer.control.status import Status
+from volunteer.tui.absence_digest import ABSENCE_S, Visit, Visits, digest
 from volunteer.tui.app import VolunteerApp
-from volunteer.tui.digest import ABSENCE_S, Visit, Visits, digest
 
 replace = msgspec.structs.replace
 

@@ -23,8 +23,8 @@ from volunteer.control.status import Status, fold
 from volunteer.tui.screens.history import total_lines
 from volunteer.tui.text import Line
 from volunteer.tui.view import AgentView, reduce
+from volunteer.tui.widgets.brief_state import brief
 from volunteer.tui.widgets.cards import CreditsCard, run_lines
-from volunteer.tui.widgets.compact import brief
 from volunteer.tui.widgets.loss_plots import ModelPlot
 from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.recent_work import Contributions

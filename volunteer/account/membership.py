@@ -17,14 +17,14 @@ from typing import Any
 
 from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, InvalidFrame, InvalidRunFile, NotFound, VolunteerError
-from shared.nearest import hint
+from shared.nearest_name import hint
 from shared.protocol import endpoints
 from shared.protocol.accounts import PrivacySpent, RunInfo
 from shared.protocol.members import MemberData
 from shared.protocol.versions import BlobRef
 from shared.sentences import Sentence
 from shared.workloads.base import DatasetManifest, DatasetWanted, Workload, load
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from volunteer.net.api import ASK_S, SHORT_S, Api
 from volunteer.net.transfers import Transfers
 from volunteer.storage.blob_cache import Cache

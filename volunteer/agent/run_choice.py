@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shared.errors import BadRequest
-from shared.nearest import nearest
+from shared.nearest_name import nearest
 from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.sentences import Sentence, plural

@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 
 from shared.errors import BadRequest, NotFound, Unavailable, VolunteerError
 from shared.files.source_paths import existing_path
-from shared.nearest import hint
+from shared.nearest_name import hint
 from shared.programs.interrupts import interrupt_on_end_signals
 from shared.programs.progress_line import ProgressLine
 from shared.sentences import Sentence
@@ -78,7 +78,7 @@ class _Addition:
     """One `volunteer data add`."""
 
     def __init__(self, name: str, sources: OwnSources, profile: str) -> None:
-        from shared.workloads.data.skipped import Skipped
+        from shared.workloads.data.skipped_files import Skipped
         from volunteer.account.profile import Profile as ProfileDirectory
         from volunteer.cli.start import identity_of
         from volunteer.settings import settings

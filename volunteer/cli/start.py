@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from volunteer.net.api import Api
     from volunteer.net.client import Client
     from volunteer.net.tls import Address
+    from volunteer.tui.absence_digest import Visits
     from volunteer.tui.app import VolunteerApp
-    from volunteer.tui.digest import Visits
     from volunteer.tui.look import Look
 
 LAST_LINES_S = 5.0
@@ -304,7 +304,7 @@ def _look(settings: Settings, *, first: bool) -> Look:
 
 def _visits(profile: Profile) -> Visits:
     """Return the owner's visits to the screen of this profile."""
-    from volunteer.tui.digest import Visits
+    from volunteer.tui.absence_digest import Visits
 
     return Visits(profile.path / "last-look.json")
 

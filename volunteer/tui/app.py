@@ -31,8 +31,8 @@ from volunteer.control.control import Control
 from volunteer.files import export, exports
 from volunteer.i18n.catalogue import _, translated
 from volunteer.tui import keys, status_line, themes
+from volunteer.tui.absence_digest import Visits
 from volunteer.tui.departure import Departure
-from volunteer.tui.digest import Visits
 from volunteer.tui.event_feed import EventFeed, Listener
 from volunteer.tui.look import Appearance, Look, apply_theme
 from volunteer.tui.page import Page

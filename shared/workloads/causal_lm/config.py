@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from shared.errors import InvalidRunFile
-from shared.nearest import hint
+from shared.nearest_name import hint
 from shared.settings import check_keys, read_table
 from shared.tensors.spec import Schema, TensorSpec, streamed_nbytes
 from shared.text import escaped

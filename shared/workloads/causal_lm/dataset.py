@@ -19,7 +19,7 @@ from shared.workloads.data.chat_dataset import build_chat
 from shared.workloads.data.chat_template import NO_TOKENIZER, ChatTemplate
 from shared.workloads.data.dialogue_forms import FIELDS, is_dialogue
 from shared.workloads.data.record_files import SUFFIXES, files, records
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.data.text_dataset import build_text
 from shared.workloads.data.tokenizer import Put
 

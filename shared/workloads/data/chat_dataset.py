@@ -25,7 +25,7 @@ from shared.workloads.data.dialogue_forms import FIELDS, TRL, Dialogue, read_dia
 from shared.workloads.data.dialogue_windows import RUNS, runs_of, runs_text
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.record_files import files, records
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.data.text_lengths import Meta, lengths
 from shared.workloads.data.tokenizer import (
     FIRST,

@@ -17,7 +17,7 @@ import msgspec
 
 from shared.errors import InvalidRunFile
 from shared.files.text_file import UTF8, UTF16
-from shared.nearest import nearest
+from shared.nearest_name import nearest
 from shared.text import counted, escaped
 from shared.workloads.data import table_rows
 from shared.workloads.data.record_files import (
@@ -31,7 +31,7 @@ from shared.workloads.data.record_files import (
     records,
     suffix,
 )
-from shared.workloads.data.skipped import Skipped, no_source, walk
+from shared.workloads.data.skipped_files import Skipped, no_source, walk
 
 _SUFFIXES = """
 .txt .text .md .rst .tex .org .adoc .srt

@@ -25,7 +25,7 @@ from shared.workloads.data.image_files import Pixels
 from shared.workloads.data.image_sources import SourceImage, read_pictures
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.resize import grey, resize, square
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 
 Put = Callable[[bytes], str]  # stores a blob and returns its SHA-256 in hex
 

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from shared.errors import BadRequest
 from shared.workloads.data.image_files import Format, Pixels, open_image
-from shared.workloads.data.skipped import Skipped, no_source, walk
+from shared.workloads.data.skipped_files import Skipped, no_source, walk
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"}

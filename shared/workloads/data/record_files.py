@@ -20,7 +20,7 @@ from shared.decoding import MALFORMED, complaint, decoder
 from shared.errors import InvalidRunFile
 from shared.files.text_file import UTF8, UTF16, unmarked
 from shared.workloads.data import table_rows
-from shared.workloads.data.skipped import Skipped, no_source, walk
+from shared.workloads.data.skipped_files import Skipped, no_source, walk
 
 HEAD_BYTES = 4096  # bytes from the beginning of a file that decide about its kind
 _LINE_BYTES_MAX = 16 << 20

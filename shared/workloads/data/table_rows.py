@@ -19,7 +19,7 @@ from shared.errors import InvalidRunFile
 from shared.files.text_file import unmarked
 from shared.programs.installation import missing_extra_error
 from shared.text import printable
-from shared.workloads.data.skipped import Skipped, walk
+from shared.workloads.data.skipped_files import Skipped, walk
 
 SUFFIXES = frozenset({".parquet", ".arrow"})
 _BATCH_ROWS = 256

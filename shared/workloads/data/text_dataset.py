@@ -22,7 +22,7 @@ from shared.text import counted
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.documents import TEXT, Document, read_documents
 from shared.workloads.data.pass_order import permutation
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.data.text_lengths import lengths
 from shared.workloads.data.tokenizer import (
     BuiltParts,

@@ -22,7 +22,7 @@ from typing_extensions import override
 from shared.decoding import decode
 from shared.errors import InvalidRunFile, VolunteerError
 from shared.workloads.base import DatasetManifest
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.derived.built_model import BuiltModel, layout_of, structure
 from shared.workloads.derived.derived_facts import (
     BLOCK,

@@ -9,7 +9,7 @@ from pathlib import Path
 from shared.workloads.data.image_dataset import ImageSettings, fit
 from shared.workloads.data.image_files import Pixels
 from shared.workloads.data.image_sources import read_pictures
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 
 SKIPPED: ContextVar[Skipped] = ContextVar("SKIPPED")
 

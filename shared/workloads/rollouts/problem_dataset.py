@@ -35,7 +35,7 @@ from shared.workloads.data.dialogue_forms import read_turns
 from shared.workloads.data.jsonl_zst import pack, unpack
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.record_files import Record, records
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.data.tokenizer import (
     Put,
     beginning,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.errors import InvalidRunFile
-from shared.nearest import hint
+from shared.nearest_name import hint
 from shared.workloads.rollouts.verifiers import ANSWER_CHARS_MAX, Sorted, final, verifier
 
 END = 0  # byte that ends an answer; no text holds it

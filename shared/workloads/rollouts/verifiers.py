@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from shared.decoding import MALFORMED, convert, decode
 from shared.errors import InvalidRunFile
-from shared.nearest import hint
+from shared.nearest_name import hint
 from shared.settings import check_values, read_table
 from shared.workloads.rollouts.quantities import Quantity, quantity
 

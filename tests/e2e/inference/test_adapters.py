@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.database import runs
 from coordinator.inference.answers import PLAIN_CHAT, RUN_TEMPLATE, TOKENIZER_TEMPLATE
-from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
+from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import ChatPrompt, ModelVersion
 from coordinator.services import Coordinator
 from shared.clock import SystemClock

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
+from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from shared.clock import SystemClock
 from tests.e2e.merging.test_suites import CAUSAL, add_suite
 from tests.support.answering import Answering, answering

@@ -13,7 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
+from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from shared.clock import SystemClock
 from shared.protocol.accounts import ServerInfo
 from shared.workloads.data.image_files import read_png

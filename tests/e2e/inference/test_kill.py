@@ -74,7 +74,7 @@ def _inference(server: Process) -> psutil.Process:
     (found,) = [
         child
         for child in psutil.Process(server.child.pid).children(recursive=True)
-        if "coordinator.inference.worker" in child.cmdline()
+        if "coordinator.inference.inference_process" in child.cmdline()
     ]
     return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
+from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from coordinator.v1 import wire
 from shared.clock import SystemClock
 from tests.support.answering import Answering, answering

@@ -17,7 +17,7 @@ SERVER = """
 import asyncio, json, sys
 from pathlib import Path
 from coordinator.config import Settings
-from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
+from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.services import Coordinator
 from shared.clock import SystemClock

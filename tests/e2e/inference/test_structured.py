@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, Field
 from tokenizers import Tokenizer
 
-from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
+from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from shared.clock import SystemClock
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.chat_dataset import build_chat

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from coordinator.inference.inference_engine import AnswerPiece, Generation, ModelVersion
-from coordinator.inference.upstream import Upstream, UpstreamEngine
+from coordinator.inference.upstream_engine import Upstream, UpstreamEngine
 from shared.errors import BadRequest, NotFound, Unavailable, VolunteerError
 from shared.workloads.generation import batch
 from tests.support.answering import Answering, answering

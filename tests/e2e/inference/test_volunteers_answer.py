@@ -16,7 +16,7 @@ from coordinator.accounts.authentication import Principal
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import gifts, payments
 from coordinator.inference import answerers
-from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
+from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from coordinator.inference.volunteer_engine import VolunteerEngine
 from coordinator.rules.nicknames import skeleton
 from shared import decoding

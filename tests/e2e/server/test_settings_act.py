@@ -19,7 +19,7 @@ from coordinator.config import Constants, Settings
 from coordinator.database import evaluations
 from coordinator.http.server import listen, serve, uvicorn_config
 from coordinator.inference.inference_engine import ModelVersion
-from coordinator.inference.upstream import upstream
+from coordinator.inference.upstream_engine import upstream
 from shared.errors import Configuration
 from shared.protocol.leases import ClaimReply
 from shared.units import DAY_S
@@ -97,7 +97,7 @@ async def test_answers_take_the_threads_the_memory_and_the_device_of_the_setting
             found.cmdline()
             for found in psutil.Process().children(recursive=True)
             if found.status() != psutil.STATUS_ZOMBIE
-            and "coordinator.inference.worker" in found.cmdline()
+            and "coordinator.inference.inference_process" in found.cmdline()
         ]
         assert line[0] == sys.executable
         assert line[-3:] == words

@@ -26,7 +26,7 @@ from coordinator.database.ledger import gifts
 from coordinator.http.app import create_app
 from coordinator.http.routes.operations import COMMANDS
 from coordinator.http.server import listen
-from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
+from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from coordinator.simulate.scenario import from_table
 from coordinator.simulate.simulation import simulate
 from shared import decoding

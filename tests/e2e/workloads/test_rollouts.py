@@ -30,13 +30,13 @@ from coordinator.database.tasks import add_beside
 from coordinator.http.app import create_app
 from coordinator.http.server import listen
 from coordinator.inference.answers import TOKENIZER_TEMPLATE
-from coordinator.inference.builtin import BuiltinEngine, ProcessLimits
+from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from shared import decoding
 from shared.clock import SystemClock
 from shared.protocol.inference import NewKey
 from shared.workloads.base import Data, DatasetWanted, Job, Result, Weights, Work
 from shared.workloads.data.chat_template import template_beside
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.rollouts.act import RolloutWork
 from shared.workloads.rollouts.answer_records import (
     GroupRecord,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.nearest import hint, nearest
+from shared.nearest_name import hint, nearest
 
 NAMES = ("port", "host", "database", "data_dir", "memory_gb", "quorum", "lr", "Tiny-GPT", "name")
 

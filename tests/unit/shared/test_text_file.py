@@ -25,7 +25,7 @@ from shared.workloads.data.chat_template import settings_of, template_beside
 from shared.workloads.data.dialogue_forms import FIELDS
 from shared.workloads.data.documents import read_documents
 from shared.workloads.data.record_files import records
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.data.table_rows import licence_and_source
 from shared.workloads.data.task_suite import read_suite
 from volunteer.files import read_record

@@ -19,7 +19,7 @@ from volunteer.i18n.formats import credit
 from volunteer.tui.text import Glyphs, Line, countdown, fit, left, percent
 from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Panel, Scene
-from volunteer.tui.widgets.task import stage_share
+from volunteer.tui.widgets.task_card import stage_share
 
 TITLE_CELLS = 10
 CHOICES: tuple[tuple[How, str, str], ...] = (

@@ -19,12 +19,12 @@ from volunteer.i18n.catalogue import N_
 from volunteer.tui import keys
 from volunteer.tui.page import Page
 from volunteer.tui.screens import run_keys
+from volunteer.tui.widgets.brief_state import Brief
 from volunteer.tui.widgets.cards import CreditsCard, DeviceCard, RunCard
-from volunteer.tui.widgets.compact import Brief
 from volunteer.tui.widgets.loss_plots import ModelPlot, TaskPlot
 from volunteer.tui.widgets.panel import panels
 from volunteer.tui.widgets.recent_work import Contributions, SampleCard
-from volunteer.tui.widgets.task import TaskCard
+from volunteer.tui.widgets.task_card import TaskCard
 
 # Least sizes for more cards. Heights are the body's: three rows less than the terminal's.
 WIDE, TALL = 116, 32

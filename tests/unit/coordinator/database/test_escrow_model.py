@@ -24,7 +24,7 @@ from typing_extensions import override
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.reversals import Reversals
 from coordinator.accounts.suspension import suspend, unsuspend
-from coordinator.checking import proof
+from coordinator.checking import draw_effects
 from coordinator.database import contributions, recomputes, volunteers
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import escrow, payments, spending
@@ -148,7 +148,7 @@ class Books(RuleBasedStateMachine):
             row = recomputes.get(conn, number)
             assert row is not None
             told = ("", '{"cosine":1.0,"norm_ratio":1.0}')
-            proof.settle(conn, row, result, told, self.clock.now(), share)
+            draw_effects.settle(conn, row, result, told, self.clock.now(), share)
 
         self.write(change)
         self.work[number].draw = result

@@ -15,7 +15,7 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from sqlalchemy import Connection, select, update
 
-from coordinator.checking import proof
+from coordinator.checking import draw_effects
 from coordinator.database import contributions, recomputes, verdicts, volunteers
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import escrow, payments
@@ -130,7 +130,7 @@ class Histories(RuleBasedStateMachine):
             self._range(conn, number, "todo")
             terms = DrawTerms(work="{}", flops=1e9, kind="cpu", refusal=Reason.NORM)
             question = recomputes.add(conn, row, terms)
-            assert proof.settle(conn, question, result, ("", "{}"), self.now)
+            assert draw_effects.settle(conn, question, result, ("", "{}"), self.now)
 
         self.write(change)
         account.newest = self.runner.run(
@@ -172,7 +172,7 @@ class Histories(RuleBasedStateMachine):
         def change(conn: Connection) -> None:
             row = recomputes.get(conn, number)
             assert row is not None
-            proof.settle(conn, row, result, told, self.now, share)
+            draw_effects.settle(conn, row, result, told, self.now, share)
 
         self.write(change)
         self.books.settle(number, result, self.now, share, computed=computed)
@@ -188,7 +188,7 @@ class Histories(RuleBasedStateMachine):
             row = recomputes.get(conn, number)
             assert row is not None
             figures = ("", '{"cosine":1.0,"norm_ratio":1.0,"drift":0.3}')
-            assert proof.end_without_verdict(conn, row, figures, self.now)
+            assert draw_effects.end_without_verdict(conn, row, figures, self.now)
 
         self.write(change)
         self.books.end_without_verdict(number, self.now)
@@ -205,9 +205,9 @@ class Histories(RuleBasedStateMachine):
             assert row is not None
             told = ("", "{}")
             if judged:
-                assert proof.settle(conn, row, result, told, self.now)
+                assert draw_effects.settle(conn, row, result, told, self.now)
             else:
-                assert proof.end_without_verdict(conn, row, told, self.now)
+                assert draw_effects.end_without_verdict(conn, row, told, self.now)
             raise KeyError(number)
 
         with pytest.raises(KeyError):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.inference.worker import LoadedVersion
+from coordinator.inference.inference_process import LoadedVersion
 from shared.errors import BadRequest
 from shared.workloads.data.chat_template import ChatTemplate
 

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from safetensors.numpy import load_file
 from structlog.testing import capture_logs
 
-from coordinator.checking import proof
+from coordinator.checking import draw_effects
 from coordinator.database import recomputes
 from coordinator.database import runs as run_rows
 from coordinator.database.tables.accounts import volunteers
@@ -745,7 +745,7 @@ async def test_pay_that_a_draw_proved_before_its_merge_is_free_with_the_merge(
                 row = recomputes.get(conn, number)
                 assert row is not None
                 figures = ("", '{"cosine":1.0,"norm_ratio":1.0}')
-                return proof.settle(conn, row, "passed", figures, home.clock.now())
+                return draw_effects.settle(conn, row, "passed", figures, home.clock.now())
 
             assert await home.coordinator.db.write(passed)
             assert await home.coordinator.merger.merge_if_due(1)

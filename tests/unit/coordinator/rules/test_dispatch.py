@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.rules.audits import AUDIT, AccountMarks, Auditor, WaitingAudit
 from coordinator.rules.dispatch import HALF_LIFE_S, Assignment, FairShares, Holding, Load
-from coordinator.rules.fit import Todo
+from coordinator.rules.eligibility import Todo
 from coordinator.rules.sizing import Run, RunPace, task_seed
 from shared.protocol.base import Reason
 from shared.workloads.base import load

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rules.fit import Todo, Waiter
+from coordinator.rules.eligibility import Todo, Waiter
 from coordinator.rules.lease_times import task_s
 from coordinator.rules.placement import (
     MACHINES_MAX,

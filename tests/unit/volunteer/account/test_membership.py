@@ -19,7 +19,7 @@ from shared.errors import InvalidRunFile
 from shared.protocol.members import MemberData
 from shared.workloads.base import ChunkRef, Config, DatasetManifest, DatasetWanted, Workload
 from shared.workloads.causal_lm.workload import CausalWorkload
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.dcgan.workload import DcganWorkload
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_coordinator import local_coordinator

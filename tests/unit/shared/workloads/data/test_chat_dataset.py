@@ -20,7 +20,7 @@ from shared.workloads.data.chat_template import (
     DialogueTurn,
     template_beside,
 )
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.data.tokenizer import (
     FIRST,
     LEARNT,

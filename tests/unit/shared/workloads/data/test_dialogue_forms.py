@@ -22,7 +22,7 @@ from shared.workloads.base import DatasetManifest, DatasetWanted, load
 from shared.workloads.data.chat_dataset import build_chat
 from shared.workloads.data.chat_template import ChatTemplate
 from shared.workloads.data.dialogue_forms import is_dialogue, read_dialogue
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.data.tokenizer import LEARNT, TOKEN_BITS, load_tokenizer, train_tokenizer
 from tests.support.workloads import tiny_causal
 

@@ -19,7 +19,7 @@ from shared.workloads.data.classifier import load_judge
 from shared.workloads.data.image_dataset import build_images
 from shared.workloads.data.image_files import Pixels
 from shared.workloads.data.image_sources import SourceImage, digit_pictures, read_pictures
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from tests.support.workloads.tiny_dcgan import digits
 
 

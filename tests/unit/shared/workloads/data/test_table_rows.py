@@ -17,7 +17,7 @@ from shared.errors import BadRequest, Configuration, InvalidRunFile
 from shared.workloads.base import DatasetManifest, DatasetWanted, load
 from shared.workloads.data.chat_dataset import build_chat
 from shared.workloads.data.documents import read_documents
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.data.table_rows import columns, licence_and_source, rows
 from shared.workloads.data.text_dataset import build_text
 from shared.workloads.data.tokenizer import train_tokenizer

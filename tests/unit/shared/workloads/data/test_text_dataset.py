@@ -24,7 +24,7 @@ from shared.workloads.data.documents import (
     read_documents,
     standard_library_documents,
 )
-from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.skipped_files import Skipped
 from shared.workloads.data.text_dataset import TextBuild, build_text
 from shared.workloads.data.tokenizer import ChunkWriter, TokenChunk, load_tokenizer, train_tokenizer
 from tests.support.examples import examples

@@ -1,7 +1,7 @@
 """Inference process: loads versions and generates tokens on its server's orders.
 
-`python -m coordinator.inference.worker FD` with a socket to the server; it ends when the socket
-closes.
+`python -m coordinator.inference.inference_process FD` with a socket to the server; it ends when the
+socket closes.
 """
 
 from __future__ import annotations

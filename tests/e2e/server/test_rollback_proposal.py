@@ -15,8 +15,8 @@ from coordinator.database import runs, versions
 from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.versions import evaluations
 from coordinator.database.versions import VersionRow
-from coordinator.merging import healing
-from coordinator.merging.healing import Proposal
+from coordinator.merging import rollback_proposal
+from coordinator.merging.rollback_proposal import Proposal
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
 from tests.support.run_rows import add_run, add_version, add_versions
 
@@ -128,21 +128,21 @@ async def test_a_way_back_leads_to_a_version_that_has_its_files(tmp_path: Path) 
 async def test_a_look_at_a_long_run_takes_few_statements(database: Database) -> None:
     def look(conn: Connection) -> list[str]:
         run = add_run(conn)
-        add_versions(conn, run, 3 * healing.RECENT)
+        add_versions(conn, run, 3 * rollback_proposal.RECENT)
         add_version(conn, run, 61, kind="rollback")
         text = dict.fromkeys(("sample", "message"), "")
         blank = {"run_id": run, "state": "skipped", "metrics": "{}", "pruned": False, **text}
         conn.execute(insert(evaluations), [blank | {"version": n} for n in range(62)])
         seen: list[str] = []
         event.listen(conn, "before_cursor_execute", lambda *said: seen.append(str(said[2])))
-        assert healing.proposal(conn, runs.by_id(conn, run)) is None
+        assert rollback_proposal.proposal(conn, runs.by_id(conn, run)) is None
         return seen
 
     assert len(await database.write(look)) <= 5
 
 
 async def test_a_small_share_is_let_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(healing, "SHARE", 0.4)
+    monkeypatch.setattr(rollback_proposal, "SHARE", 0.4)
     async with local_coordinator(tmp_path / "coordinator") as home:
         run = await spoilt(home)
         assert await proposed(home, run) is None

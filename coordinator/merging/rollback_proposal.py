@@ -1,4 +1,4 @@
-"""Healing: proposed rollback from versions made with the work of accounts suspended later.
+"""Proposal of a rollback from versions made with the work of accounts suspended later.
 
 No merge is undone automatically. If contributions of a suspended account, or with reversed pay, had
 more than `SHARE` of a version's weight, a rollback to the version before it is proposed to the

@@ -1,4 +1,4 @@
-"""Waiting workers and tasks, and the matches between them."""
+"""Eligibility: waiting workers and tasks, and the matches between them."""
 
 from __future__ import annotations
 

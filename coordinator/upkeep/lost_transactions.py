@@ -41,7 +41,7 @@ class NewestState(msgspec.Struct, frozen=True, kw_only=True):
     heads: Mapping[int, versions.HeadRow]  # by run
 
 
-class Losses(PlatformService):
+class LostTransactions(PlatformService):
     """Compares the database with its newest state that this process has read."""
 
     _former: NewestState | None = None

@@ -12,7 +12,7 @@ from volunteer.text import loss
 from volunteer.tui.status_line import activity, connection, merge_sentence, why_paused
 from volunteer.tui.text import Line, bar, countdown, fit, percent
 from volunteer.tui.widgets.panel import Panel, Scene
-from volunteer.tui.widgets.task import stage_share
+from volunteer.tui.widgets.task_card import stage_share
 
 
 class Brief(Panel):

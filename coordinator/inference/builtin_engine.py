@@ -185,7 +185,7 @@ class BuiltinEngine:
                     self._process = await asyncio.create_subprocess_exec(
                         sys.executable,
                         "-m",
-                        "coordinator.inference.worker",
+                        "coordinator.inference.inference_process",
                         str(far.fileno()),
                         str(self._limits.threads or half_the_cores()),
                         str(self._limits.memory_bytes),
