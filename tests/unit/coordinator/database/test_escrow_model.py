@@ -55,6 +55,7 @@ class Work:
         self.who, self.price = who, price
         self.place = "pending"  # pending, escrow, earned, gone
         self.waits = True  # for a merge
+        self.charged = 0  # by a draw that showed only a share of it
         self.draw: Result | Literal["", "open"] = ""
 
 
@@ -158,12 +159,13 @@ class Books(RuleBasedStateMachine):
             provable = sum(self.work[n].price for n in self.provable(name))
             stake = provable + self.total(name, "pending") - self.debt(name)
             lost = max(self.bond(name), self.work[number].price)
-            self.short[name] += shortfall(share, min(stake, lost))
+            self.work[number].charged = shortfall(share, min(stake, lost))
+            self.short[name] += self.work[number].charged
             self.free(name)
         elif result == "failed":
             self.suspended.add(name)
             self.lose(name)
-            self.work[number].place = "gone"
+            self.take_back([number])
         elif result == "unproven" and name == "stranger":
             for waiting in self.of(name, "pending"):
                 self.work[waiting].place, self.work[waiting].waits = "escrow", False
@@ -200,9 +202,15 @@ class Books(RuleBasedStateMachine):
                 break
             self.work[number].place = "earned"
 
+    def take_back(self, numbers: list[int]) -> None:
+        """Let the pay of work go, and the charge with it: the charge was a part of that pay."""
+        for work in (self.work[number] for number in numbers):
+            if work.place != "gone":
+                self.short[work.who] -= min(work.charged, work.price)
+            work.place, work.waits = "gone", False
+
     def lose(self, name: str) -> None:
-        for number in self.of(name, "pending", "escrow"):
-            self.work[number].place, self.work[number].waits = "gone", False
+        self.take_back(self.of(name, "pending", "escrow"))
         for work in self.work.values():
             if work.who == name and work.draw == "open":
                 work.draw = "unproven"
@@ -242,8 +250,7 @@ class Books(RuleBasedStateMachine):
     def reverse_all(self, name: str) -> None:
         for _ in range(2):
             self.runner.run(self.reversals.of_volunteer(self.id(name), 0.0, "made up"))
-        for number in self.of(name, "pending", "escrow", "earned"):
-            self.work[number].place, self.work[number].waits = "gone", False
+        self.take_back(self.of(name, "pending", "escrow", "earned"))
 
     @rule(which=st.integers(0, 30))
     def reverse_one(self, which: int) -> None:
@@ -254,7 +261,7 @@ class Books(RuleBasedStateMachine):
         reversal = self.reversals.of_contribution(number, "wrong")
         if work.place in ("escrow", "earned") and work.price:
             self.runner.run(reversal)
-            work.place = "gone"
+            self.take_back([number])
         else:
             with pytest.raises(Conflict):
                 self.runner.run(reversal)
