@@ -35,6 +35,7 @@ _INFINITE = 0x7F80  # bfloat16 bits of this value or more are infinite, NaN or n
 # Smaller numbers are subnormals, whose few digits would break the error bound: such blocks become
 # zero.
 _SMALLEST = 0x0080
+_LARGEST = np.finfo(np.float32).max
 
 I8 = npt.NDArray[np.int8]
 U8 = npt.NDArray[np.uint8]
@@ -265,13 +266,18 @@ def scale_blocks(peaks: F32, limit: int) -> tuple[U16, F32]:
     """Return the bfloat16 scales of blocks from their largest magnitudes, and the inverses of the
     scales, 0 for a scale of zero.
     """
-    # Scales are rounded up. They are not negative, and far from infinity.
+    # Scales are rounded up; those of numbers near the largest float32 down, so that the block stays
+    # finite.
     wide = (peaks / np.float32(limit)).view(np.uint32)
     wide += np.uint32(0xFFFF)
     wide &= np.uint32(0xFFFF0000)
     wide[wide < _SMALLEST << 16] = 0
+    most = (_LARGEST / np.float32(limit)).view(np.uint32) & np.uint32(0xFFFF0000)
+    huge = wide > most
+    wide[huge] = most
     inverse = np.zeros(wide.size, np.float32)
     np.divide(np.float32(1), wide.view(np.float32), out=inverse, where=wide > 0)
+    inverse[huge] = np.float32(limit) / peaks[huge]
     return (wide >> 16).astype(np.uint16), inverse
 
 

@@ -55,6 +55,17 @@ def test_no_number_moves_further_than_half_a_step(
 
 
 @EACH
+@pytest.mark.parametrize("seed", [None, 7])
+def test_the_largest_numbers_stay_finite(tmp_path: Path, name: str, seed: int | None) -> None:
+    most = np.finfo(np.float32).max
+    x = np.array([most, -most, 3.4e38, -3.397e38], "f4")
+    codec(name).encode({"w": x}, vector(x.size), tmp_path / "u", seed=seed)
+    with codec(name).decode(tmp_path / "u", vector(x.size)) as update:
+        assert np.isfinite(update["w"]).all()
+        assert (np.sign(update["w"]) == np.sign(x)).all()
+
+
+@EACH
 def test_slices_across_chunks_and_spans_agree_with_the_whole(tmp_path: Path, name: str) -> None:
     size = CHUNK_ELEMENTS + 4096 * 3 + 777
     x = (np.random.default_rng(1).standard_normal(size) * 1e-4).astype("f4")
