@@ -53,7 +53,7 @@ STAND_INS: Mapping[str, Mapping[str, Any]] = {
     "rollouts": {"n_layer": 1, "n_head": 1, "n_embd": 32},
 }
 # background jobs of the server that run
-JOBS = ("queue", "merger", "upkeep", "replay")
+JOBS = ("leases", "merger", "upkeep", "replay")
 LISTING_MAX = 100_000
 PARAMETER_BYTES = 4
 

@@ -92,6 +92,7 @@ async def ours(
     beating = asyncio.create_task(beat())
     handle = trainer.submit(
         TrainingJob(
+            device="cpu",
             begin=lambda: WORKLOAD.begin(task, weights, data, "cpu"),
             finish=lambda work, took: spent.append(took.train_s),
             samples=task.stop - task.start,

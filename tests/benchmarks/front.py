@@ -93,6 +93,7 @@ class Works:
         for _ in range(number):
             handle = self.trainer.submit(
                 TrainingJob(
+                    device="cpu",
                     begin=lambda: WORKLOAD.begin(task, weights, self._data, "cpu"),
                     finish=lambda work, took: spent.append(took.train_s),
                     samples=task.stop - task.start,

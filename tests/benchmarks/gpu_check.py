@@ -87,6 +87,7 @@ class Bench:
         halved: list[int] = []
         handle = self.trainer.submit(
             TrainingJob(
+                device=self.device,
                 begin=begin or (lambda: self.begin(task)),
                 finish=lambda work, spent: (work.result(), spent.train_s)[1],
                 samples=task.stop,

@@ -121,6 +121,7 @@ class PartRunner:
 
         handle = self.device.trainer.submit(
             TrainingJob(
+                device=self.device.id,
                 begin=task.begin,
                 finish=task.finish,
                 samples=job.stop - job.start,

@@ -35,6 +35,7 @@ class TrainingJob(Generic[T]):
     block.
     """
 
+    device: str  # device of the work, such as "cuda:0"
     begin: Callable[[], Work]
     finish: Callable[[Work, TaskSeconds], T]
     samples: int  # samples of the whole job

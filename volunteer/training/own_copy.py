@@ -119,6 +119,7 @@ def _train_pass(
 
     outcome = trainer.submit(
         TrainingJob(
+            device=source.device,
             begin=begin,
             finish=finish,
             samples=source.samples,

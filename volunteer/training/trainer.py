@@ -262,7 +262,7 @@ class Trainer:
             handle.future.set_result(outcome)
         finally:
             del session
-            release_memory(self.device)
+            release_memory(assignment.device)
             self.resting.set()
 
     def obey(self, handle: Handle[T], work: Work | None, most_s: float | None = None) -> float:
@@ -399,7 +399,7 @@ class _Session(Generic[T]):
                     raise
                 self._refused_bytes = refused_bytes(error)
             # Release memory outside of the except block: its traceback keeps failed tensors.
-            release_memory(self._trainer.device)
+            release_memory(self._assignment.device)
             if self._assignment.meter is not None:
                 self._assignment.meter.record_halving()
             self._assignment.halved(work.halve())

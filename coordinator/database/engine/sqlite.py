@@ -163,7 +163,8 @@ class SqliteRunner:
         self._file = _identity(path)
         self._closing = False
         self._changed: Callable[[], None] | None = None
-        self._version = 0  # SQLite's data version, read on this connection
+        # SQLite's data version at the last look; None, on a new connection, is news.
+        self._version: int | None = None
         self._peeked = 0.0
         self._connection: Connection | None = None
         self._thread = threading.Thread(target=self._loop, name="db-write", daemon=True)
@@ -243,12 +244,7 @@ class SqliteRunner:
 
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
         loop = asyncio.get_running_loop()
-
-        def listen(connection: Connection) -> None:
-            self._version = _data_version(connection)  # every commit after this one is news
-            self._changed = lambda: _call(loop, deliver, None)
-
-        await self.write(listen)
+        self._changed = lambda: _call(loop, deliver, None)
         return lambda topic: None  # other processes see the commits themselves
 
     async def close(self) -> None:
@@ -297,7 +293,7 @@ class SqliteRunner:
     def _loop(self) -> None:
         while True:
             try:
-                job = self._jobs.get(timeout=PEEK_S if self._changed else None)
+                job = self._jobs.get(timeout=PEEK_S)
             except queue.Empty:
                 self._peek()
                 continue
@@ -396,7 +392,7 @@ class SqliteRunner:
             self._connection.invalidate()
             self._connection.close()
             self._connection = None
-            self._version = -1  # another connection counts anew, so the next look is news
+            self._version = None
 
     def _peek(self) -> None:
         """Notify of commits by other processes, which change SQLite's data version."""

@@ -114,6 +114,7 @@ def training(clock: Ticking) -> Iterator[Trainer]:
 
 def assignment(work: Steps, **more: Any) -> TrainingJob[int]:
     values: dict[str, Any] = {
+        "device": "cpu",
         "begin": lambda: work,
         "finish": lambda done, spent: done.count,
         "samples": 2 * work.steps,

@@ -136,6 +136,7 @@ def test_the_share_of_the_time_is_that_of_every_rank(forked: None, data: Folder)
         return spread(task, data, ranks)
 
     given = TrainingJob(
+        device="cpu",
         begin=begun,
         finish=lambda done, spent: done.result()[0].steps,
         samples=1,

@@ -167,6 +167,7 @@ def trained(work: StepWork, halved: list[int]) -> Weights:
     trainer = Trainer(CARD, threads=1)
     trainer.start()
     task = TrainingJob(
+        device=CARD,
         begin=lambda: work,
         finish=lambda done, spent: done.result()[1],
         samples=1,
