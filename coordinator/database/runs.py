@@ -259,7 +259,6 @@ class Turnout(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     oldest_at: float | None
     newest_at: float | None
-    accounts: int  # whose updates they are
     workers: int
     longest_s: float  # longest training of one of the updates
 
@@ -268,7 +267,6 @@ def _turnout(vetted: bool) -> sa.Select[Any]:
     of_run = _WAITS & (_C.run_id == sa.bindparam("where_run_id"))
     return sa.select(
         sa.func.count().label("count"),
-        sa.func.count(_C.volunteer_id.distinct()).label("accounts"),
         sa.func.coalesce(sa.func.sum(_C.steps), 0).label("steps"),
         sa.func.coalesce(sa.func.sum(_C.samples), 0).label("samples"),
         sa.func.min(_C.decided_at).label("oldest_at"),
@@ -296,7 +294,7 @@ def turnout(conn: sa.Connection, run: RunRow, since: float, *, vetted: bool) -> 
     """
     values = {"where_run_id": run.id, "since": since, "before": run.head - LATELY}
     row = dict(conn.execute(_TURNOUT[vetted], values).mappings().one())
-    sums = {name: int(row[name]) for name in ("count", "accounts", "steps", "samples", "workers")}
+    sums = {name: int(row[name]) for name in ("count", "steps", "samples", "workers")}
     return Turnout(**row | sums)
 
 

@@ -240,7 +240,7 @@ class Merger(PlatformService):
         recipe = self._unfinished(conn, run, before)
         is_resumed = recipe is not None
         recipe = recipe or self._fresh(conn, run, live)
-        if not recipe.mixes_enough:  # waiting updates began at a version that a rollback reverted
+        if not recipe.rows:  # every waiting update began at a version that a rollback reverted
             cause = "its base was reverted by a rollback"
             settlement.leave_behind(conn, run, run.head, cause, self._clock.now())
             return None

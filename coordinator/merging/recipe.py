@@ -92,15 +92,6 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return self.about.file.train.clip_norm if self.plan.optimizer == "adamw" else 0.0
 
     @property
-    def mixes_enough(self) -> bool:
-        """Return True if there is something to merge, of as many members as the plan demands where
-        members keep the data.
-        """
-        if not self.about.at_members:
-            return bool(self.rows)
-        return len({row.volunteer_id for row in self.rows}) >= self.plan.min_contributions
-
-    @property
     def progress(self) -> TrainingProgress:
         """Return the progress after the merge; global steps grow by the mean of the local steps."""
         steps = max(1, round(sum(row.steps for row in self.rows) / len(self.rows)))

@@ -50,8 +50,7 @@ def plan(raw: Mapping[str, object]) -> Plan:
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
     """Accepted contributions that wait to be merged."""
 
-    count: int  # of contributions; of members where `of_members`
-    of_members: bool = False  # data of members, so that too few are never merged, whoever is there
+    count: int
     work: int = 0  # steps (deltas) or samples (gradients)
     waited_s: float = 0.0  # time since the oldest contribution was accepted
     quiet_s: float = 0.0  # time since the newest contribution was accepted
@@ -76,11 +75,7 @@ def quorum_of(plan: Plan, live_workers: int) -> int:
 def ready(plan: Plan, pending: Pending) -> Ready:
     """Return the readiness for a merge of the pending contributions under a plan."""
     quorum = quorum_of(plan, pending.live_workers)
-    least = plan.min_contributions
-    if pending.of_members:
-        quorum = max(quorum, least)
-    else:
-        least = min(least, quorum)
+    least = min(plan.min_contributions, quorum)
     needs = max(0, quorum - pending.count)
     if pending.count < least:
         return Ready(now=False, needs=needs, deadline_in_s=None)

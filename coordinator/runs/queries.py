@@ -203,8 +203,7 @@ class RunQueries:
         workers and updates count while no vetted volunteer is active, or none has submitted for
         long.
         """
-        now, about = self._clock.now(), definition(run)
-        plan = about.plan
+        now, plan = self._clock.now(), definition(run).plan
         waiting = runs.turnout(conn, run, now - LIVE_S, vetted=True)
         live = waiting.workers
         if not (live and waiting.count):
@@ -215,8 +214,7 @@ class RunQueries:
             live = live or everyone.workers
         newest = waiting.newest_at
         pending = Pending(
-            count=waiting.accounts if about.at_members else waiting.count,
-            of_members=about.at_members,
+            count=waiting.count,
             work=waiting.samples if plan.update == "gradient" else waiting.steps,
             waited_s=now - waiting.oldest_at if waiting.oldest_at is not None else 0.0,
             quiet_s=now - newest if newest is not None else 0.0,
@@ -485,7 +483,6 @@ def _members(about: Definition, dataset: datasets.DatasetRow | None) -> MembersD
         train=msgspec.structs.replace(about.file.train, init_from=""),
         batch_size=about.file.task.batch_size,
         quorum=about.plan.quorum,
-        least=about.plan.min_contributions,
     )
 
 

@@ -25,10 +25,9 @@ class MembersData(Message):
     heldout_share: float  # share of a member's samples that is never trained on
     train: TrainSettings  # inner optimiser of the run's tasks
     batch_size: int
-    # Members whose changes usually make a version, by the plan; with 1 a version may hold one
-    # member's work alone. 0 = unknown.
+    # Contributions that usually make a version, by the plan; with 1 a version may hold one member's
+    # work alone. 0 = unknown.
     quorum: int = 0
-    least: int = 0  # fewest members whose changes make a version; 0 = unknown
 
 
 class MemberData(Message):

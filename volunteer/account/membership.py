@@ -43,8 +43,7 @@ class MemberTerms:
     """Terms on which a member lets a run learn from its data."""
 
     licence: str = ""  # of the model
-    quorum: int = 0  # members whose changes usually make a version; 0 = unknown
-    least: int = 0  # fewest members whose changes make a version; 0 = unknown
+    quorum: int = 0  # contributions that usually make a version; 0 = unknown
     privacy: PrivacySpent | None = None  # None: no noise is added
 
 
@@ -104,12 +103,7 @@ async def member_run(api: Api, name: str, public_key: str, enabled: Sequence[str
         assets=await _assets(api, example),
         workload=workload,
         config=newest.config,
-        terms=MemberTerms(
-            licence=info.licence,
-            quorum=info.members.quorum,
-            least=info.members.least,
-            privacy=info.privacy,
-        ),
+        terms=MemberTerms(licence=info.licence, quorum=info.members.quorum, privacy=info.privacy),
     )
 
 

@@ -124,24 +124,6 @@ async def test_the_best_version_is_the_one_that_members_measure_best(tmp_path: P
         )
 
 
-async def test_a_version_is_never_of_fewer_members_than_its_plan_demands(tmp_path: Path) -> None:
-    plan = "quorum = 2\nmin_contributions = 2\noverlap = true\ndeadline_seconds = 60"
-    async with local_coordinator(tmp_path) as home:
-        await home.start_run(TEXT.replace("quorum = 2", plan))
-        run = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
-        ann, ben = await home.join("Ann"), await home.join("Ben")
-        await declare(ann, 50)
-        await contribute(ann, 1)
-        await contribute(ann, 2)
-        info = decode(await ann.get("/runs/tiny"), RunInfo)
-        assert info.merging == "merging after 1 more contribution"
-        await home.clock.advance(HOUR_S)  # long after the deadline; nobody else is here
-        assert not await home.coordinator.merger.merge_if_due(run.id)
-        await declare(ben, 50)
-        await contribute(ben, 3)
-        await merge(home)
-
-
 async def test_other_data_begin_a_new_pass_and_the_same_none(
     tmp_path: Path,
 ) -> None:

@@ -281,14 +281,6 @@ def test_enough_work_merges_before_the_count() -> None:
     assert alone == Ready(now=False, needs=9, deadline_in_s=None)
 
 
-def test_too_few_members_are_never_merged_whoever_is_there() -> None:
-    wants = plan({"quorum": 3, "min_contributions": 2, "work_target": 10})
-    one = Pending(count=1, work=500, waited_s=1e6, live_workers=1, of_members=True)
-    assert ready(wants, one) == Ready(now=False, needs=1, deadline_in_s=None)
-    assert ready(wants, msgspec.structs.replace(one, count=2)).now
-    assert ready(wants, msgspec.structs.replace(one, of_members=False)).now
-
-
 def test_the_first_step_is_enough_work_where_one_is_asked_for() -> None:
     wants = plan({"quorum": 10, "work_target": 1, "min_contributions": 1})
     assert ready(wants, Pending(count=1, work=1, live_workers=20)).now
