@@ -62,7 +62,8 @@ def alone(plan: Plan, *, noise: bool) -> tuple[str, ...]:
         return ()
     return (
         f"[plan] min_contributions = 1: at {keys} a version may be one member's change alone,"
-        f" {shown}. A larger min_contributions waits for others ([privacy] adds noise)",
+        f" {shown}. A larger min_contributions waits for others while they are there ([privacy]"
+        " adds noise)",
     )
 
 

@@ -148,7 +148,7 @@ class Blocks:
     limit].
 
     Limit 127 stores a byte an element, limit 7 packs two elements a byte. The error is at most half
-    a scale, with a dither below a whole one.
+    a scale, with a dither below a whole one; more for numbers within 1 % of the largest float32.
     """
 
     limit: int
