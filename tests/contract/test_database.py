@@ -183,6 +183,16 @@ async def test_other_processes_are_heard_after_an_error_of_the_database(
     await there.close()
 
 
+async def test_a_database_that_nobody_can_listen_to_is_named_at_the_start(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_engine, "LISTEN_S", 0.0)
+    database = await Database.open(await postgres.fresh())
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        await Signals().connect(database)
+    await database.close()
+
+
 async def test_other_processes_are_heard_by_one_that_has_written_nothing(database_url: str) -> None:
     here, there = await Database.open(database_url), await Database.open(database_url)
     listening, telling = Signals(), Signals()

@@ -39,6 +39,7 @@ ATTEMPTS = 8
 RETRY_S = 0.01  # base of the random wait before a retry; doubled each time
 FAILED_RETRY_S = 60.0  # clients retry after this time: the organiser must act first
 CLOCK_S = 60.0  # interval of comparing the database's clock with this machine's
+LISTEN_S = 30.0  # longest wait for the listening connection
 ALIVE_S = 20.0  # interval of testing the listening connection
 CHANNEL = "volunteer"
 CLOSE_S = 30.0  # longest wait for running functions when closing
@@ -283,7 +284,10 @@ class PostgresRunner:
 
         self._tasks.append(asyncio.create_task(self._listen(receive, deliver, listening)))
         self._tasks.append(asyncio.create_task(self._announce()))
-        await asyncio.wait_for(listening.wait(), 30)
+        try:
+            await asyncio.wait_for(listening.wait(), LISTEN_S)
+        except TimeoutError:
+            raise Unavailable("the database cannot be reached", retry_after_s=5) from None
         return send
 
     async def _announce(self) -> None:
