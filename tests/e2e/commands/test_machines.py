@@ -7,7 +7,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -68,21 +69,31 @@ SITUATIONS: dict[str, tuple[dict[str, str], str | None, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def folder(name: str, tmp_path: Path) -> Iterator[Path]:
+    """Return the folder of the test, which lies in shared memory where there is some."""
+    if name != "no shared memory":
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as path:
+        yield Path(path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_a_machine(name: str, tmp_path: Path, fork_server: ForkServer) -> None:
+def test_a_machine(name: str, folder: Path, fork_server: ForkServer) -> None:
     environment, before, these = SITUATIONS[name]
     commands = [each for each in COMMANDS if each.startswith(these)]
-    place = tmp_path / "Jörg Müller"
+    place = folder / "Jörg Müller"
     place.mkdir()
-    (tmp_path / "text.txt").write_text("".join(f"{n} and {n + 1}\n" for n in range(9000)))
+    (folder / "text.txt").write_text("".join(f"{n} and {n + 1}\n" for n in range(9000)))
     surroundings = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG"))}
     surroundings |= {"HOME": str(place), "PLACE": str(place)} | environment
-    lines = [shlex.split(each.replace("TEXT", str(tmp_path / "text.txt"))) for each in commands]
+    lines = [shlex.split(each.replace("TEXT", str(folder / "text.txt"))) for each in commands]
     if before is None:
         ended = [forked(fork_server, line, surroundings, place) for line in lines]
     else:
-        ended = by_shell(before, lines, surroundings, tmp_path)
+        ended = by_shell(before, lines, surroundings, folder)
     for command, (code, said) in zip(commands, ended, strict=True):
         assert "Traceback" not in said, (command, said)
         assert code in OUTCOMES, (command, code, said)
