@@ -62,10 +62,8 @@ class Database:
         self._runner = runner
         self._lock = lock
         self.dialect: Dialect = dialect
-        self.reads, self.writes = (
-            Durations(),
-            Durations(),
-        )  # of transactions, with the wait for a turn
+        # Times of transactions, with the wait for a turn.
+        self.reads, self.writes = Durations(), Durations()
 
     @staticmethod
     async def open(
