@@ -33,6 +33,7 @@ from coordinator.inference.inference_engine import (
 )
 from coordinator.runs.definition import definition
 from shared.clock import Clock
+from shared.decoding import MALFORMED
 from shared.errors import BY_CODE, Internal, Unavailable
 from shared.workloads.base import ChunkRef
 from shared.workloads.data.chat_template import TEMPLATE
@@ -204,8 +205,8 @@ class BuiltinEngine:
             return writer
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass events to their waiting orders, until the process ends."""
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        """Pass events to their waiting orders, until the process ends or sends a malformed one."""
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, *MALFORMED):
             while True:
                 (size,) = messages.HEAD.unpack(await reader.readexactly(messages.HEAD.size))
                 if size > messages.FRAME_BYTES_MAX:

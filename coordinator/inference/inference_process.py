@@ -33,7 +33,7 @@ from coordinator.inference.inference_engine import (
     TokenLogprob,
     check_length,
 )
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, Internal, VolunteerError
 from shared.programs import gc_freeze
 from shared.programs.machine_limits import memory_bytes
@@ -122,7 +122,7 @@ class Worker:
             gc.collect()
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError), self._server.makefile("rb") as stream:
+        with contextlib.suppress(OSError, *MALFORMED), self._server.makefile("rb") as stream:
             while len(head := stream.read(messages.HEAD.size)) == messages.HEAD.size:
                 (size,) = messages.HEAD.unpack(head)
                 if size > messages.FRAME_BYTES_MAX:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from coordinator.inference import messages
 from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import (
     AnswerPiece,
@@ -250,6 +253,49 @@ async def test_closing_ends_the_process_that_a_first_prompt_is_starting(
     with pytest.raises(asyncio.CancelledError if gone else Unavailable):
         await asking
     assert not set(psutil.Process().children()) - before
+
+
+async def test_an_event_that_nobody_can_read_ends_its_process_and_the_next_one_answers(
+    engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    babbler = tmp_path / "python"
+    babbler.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys, time\n"
+        "os.write(int(sys.argv[3]), (3).to_bytes(4, 'big') + b'\\xc1\\xc1\\xc1')\n"
+        "time.sleep(600)\n"
+    )
+    babbler.chmod(0o700)
+    engine = process(engines.house)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "executable", str(babbler))
+            async with asyncio.timeout(60):
+                with pytest.raises(Unavailable):
+                    await engine.prepare(_model(0), PROMPT)
+        assert engine.pid is None
+        async with asyncio.timeout(120):
+            assert text(await _in_the_end(engine)) == text(engines.expected())
+    finally:
+        await engine.close()
+
+
+async def test_a_process_whose_server_dies_in_the_middle_of_an_order_ends() -> None:
+    near, far = socket.socketpair()
+    with far:
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "coordinator.inference.inference_process"),
+            *(str(far.fileno()), "1", "0", "cpu"),
+            pass_fds=[far.fileno()],
+        )
+    with near:
+        near.sendall(messages.HEAD.pack(100) + b"half an order")
+    try:
+        async with asyncio.timeout(120):
+            assert await child.wait() == 0
+    finally:
+        if child.returncode is None:
+            child.kill()
 
 
 async def _in_the_end(engine: InferenceEngine) -> list[AnswerPiece]:

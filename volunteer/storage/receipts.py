@@ -223,10 +223,11 @@ def _read(path: Path, kind: type[T]) -> T:
 
 
 def evenly_spaced(heads: Sequence[KeptHead], most: int) -> list[KeptHead]:
-    """Return at most `most` heads, evenly spaced, with the first and the last."""
+    """Return at most `most` heads, evenly spaced, with the last and, of several, the first."""
     if len(heads) <= most:
         return list(heads)
-    return [heads[round(at * (len(heads) - 1) / (most - 1))] for at in range(most)]
+    gap = (len(heads) - 1) / max(1, most - 1)
+    return [heads[-1 - round(at * gap)] for at in reversed(range(most))]
 
 
 def _entry_of(signed: SignedReceipt) -> int:

@@ -29,7 +29,7 @@ from shared.protocol.transparency import (
 )
 from tests.support.merkle_tree import MerkleTree
 from volunteer.account.record_check import SKEW_S, RecordCheck, check_receipt, contradiction
-from volunteer.storage.receipts import HEADS_MAX, ReceiptBook
+from volunteer.storage.receipts import HEADS_MAX, KeptHead, ReceiptBook, evenly_spaced
 
 ME = "volunteer-mia-000001"
 
@@ -280,3 +280,15 @@ def test_a_head_of_another_key_is_refused(
     server.key = SigningKey.load_or_create(tmp_path / "another")
     with pytest.raises(BadSignature):
         asyncio.run(check.check())
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 7, 8])
+def test_no_more_heads_are_compared_than_asked_for(most: int) -> None:
+    heads = [
+        KeptHead(tree=TreeHead(size=size, root="", at=0.0), payload="", signature="")
+        for size in range(8)
+    ]
+    sizes = [head.tree.size for head in evenly_spaced(heads, most)]
+    assert len(sizes) == len(set(sizes)) == most
+    assert sizes[-1] == 7  # the newest is always one of them
+    assert most == 1 or sizes[0] == 0
