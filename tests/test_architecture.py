@@ -79,7 +79,7 @@ TOO_BIG: dict[str, int] = {}
 # Counts over the three packages, the tests and packaging that may only shrink, never grow.
 ONLY_SHRINKS = {
     "lines over 100 columns": 66,  # diagrams, tables and markup
-    "docstrings that begin with a noun clause": 64,  # all of them in tests
+    "docstrings that begin with a noun clause": 63,  # all of them in tests
     "settings of coordinator, volunteer, run file and plan": 179,
     "first lines that name no thing": 44,
     "functions with a pronoun or participle as a name": 40,

@@ -24,7 +24,7 @@ def as_json(value: object) -> None:
 
 
 def as_json_line(value: object) -> None:
-    """Print one JSON document in a line of its own, at once."""
+    """Print one JSON document as one line, and flush it."""
     import msgspec
 
     sys.stdout.write(
@@ -75,7 +75,7 @@ def _text(value: object) -> str:
 
 
 def when(at: float | None, never: str = "-") -> str:
-    """Return an instant as people read it, UTC."""
+    """Return a Unix time as date and minute in UTC; `never` for None."""
     return never if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 

@@ -58,8 +58,8 @@ group(app, GROUPS)
 
 
 def main() -> None:
-    """The console script: 0 done, 1 failed, 2 usage, 75 try again later, 78 configuration. With
-    --json an error is a document too, on standard error.
+    """Run the organiser's command line and exit: 0 done, 1 failed, 2 usage, 75 try again later, 78
+    configuration, 130 interrupted. With --json an error is a JSON document on standard error.
     """
     make_usable()
     try:
@@ -87,7 +87,9 @@ def main() -> None:
 
 
 def _fail(sentence: object, code: int) -> NoReturn:
-    """Print a sentence whose commands name the coordinator of this command line; exit."""
+    """Print an error and exit with `code`. Commands that the sentence shows in backticks get the
+    options by which this command line names its coordinator.
+    """
     text = of_command_line(sys.argv[1:]).hint(str(sentence))
     print(error_line("coordinator", text, code, json="--json" in sys.argv), file=sys.stderr)
     sys.exit(code)

@@ -194,7 +194,7 @@ def migrate(
 
 async def _upgrade(settings: Settings, *, take_over: bool) -> bool:
     """Upgrade the database, or create it; return True if it was empty. Raises Configuration for an
-    empty one beside another's files, unless it is to take them over.
+    empty database whose blob store is in use, unless `take_over`.
     """
     from coordinator.database.engine.open_database import is_new
     from coordinator.database.engine.open_database import migrate as bring

@@ -64,7 +64,7 @@ class Where(StoragePlace):
 
     @property
     def remote(self) -> str:
-        """Return the address of the server, or ""."""
+        """Return the address of the server; "" if no server is named."""
         return self.server or os.environ.get("COORDINATOR_SERVER", "")
 
     def settings(self) -> Settings:
@@ -79,7 +79,7 @@ class Where(StoragePlace):
         return {"data_dir": self.data_dir, "database": self.database, "blobs": self.blobs}
 
     def connection(self) -> RemoteServer:
-        """Return the named server."""
+        """Return a client of the named server."""
         from coordinator.admin.remote_server import RemoteServer
 
         named = os.environ.get("COORDINATOR_TOKEN_FILE")
@@ -113,7 +113,7 @@ HERE = TargetOptions()
 
 
 def of_command_line(argv: Sequence[str]) -> Where:
-    """Return the coordinator that a command line names, even one that cannot be parsed."""
+    """Return the coordinator that a command line names, even where the line cannot be parsed."""
     values: dict[str, str] = {}
     for word, following in pairwise([*argv, ""]):
         option, equals, value = word.partition("=")
@@ -231,7 +231,7 @@ def _here(where: Where, command: OrganiserCommand[Q, R], ask: Q) -> R:
 
     settings = where.settings()
     if command.needs == "nothing":
-        data_directory(settings.directory)  # refused before the slow imports
+        data_directory(settings.directory)  # an unusable one is refused before the slow imports
     from coordinator.log import configure
     from coordinator.services import opened
 
@@ -250,7 +250,7 @@ def _here(where: Where, command: OrganiserCommand[Q, R], ask: Q) -> R:
 
 
 async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[tuple[Settings, bool]]:
-    """Return the settings to open, and whether the signing key is missing.
+    """Return a context of the settings to open, and of True if the signing key is missing.
 
     A mistyped place is refused here, because opening would make a new coordinator there.
 

@@ -78,7 +78,9 @@ def _name_of(path: Path) -> str:
 
 
 def _run_file(name: str, licence: str) -> str:
-    """Return the recipe's run file for a dataset of the same name, without the lines of use."""
+    """Return the recipe's run file with `name` as the name of the run and of its dataset, without
+    the comment lines that show commands.
+    """
     from coordinator.runs.run_recipe import recipe
 
     lines = recipe(RECIPE).text.splitlines(keepends=True)

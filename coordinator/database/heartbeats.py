@@ -1,4 +1,4 @@
-"""Heartbeats: renewed leases and living workers, many rows a statement."""
+"""Heartbeats: leases that are renewed and workers that are marked alive, many rows a statement."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from coordinator.database.tasks import TaskRow, in_order, rows_of
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """Renewal of a lease; a pause adds `extra_s` to its time."""
+    """Renewal of a lease until `renew_by`; the `extra_s` seconds of a pause are added to its
+    `finish_by`.
+    """
 
     task: int
     attempt: int
@@ -35,7 +37,9 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LifeSign(msgspec.Struct, frozen=True, kw_only=True):
-    """Sign of life of a worker: a heartbeat, or a request without state ("") and readings."""
+    """Sign of life of a worker: a heartbeat, or another request, which carries no state ("") and no
+    readings.
+    """
 
     worker_id: str
     at: float
@@ -107,12 +111,12 @@ def seen(conn: Connection, signs: Sequence[LifeSign]) -> None:
 
 
 def held_by(conn: Connection, worker_id: str, ids: Sequence[int]) -> list[TaskRow]:
-    """Return the given tasks that this worker held last."""
+    """Return the given tasks that this worker holds or was the last to hold."""
     query = select(tasks).where(tasks.c.id.in_(ids), tasks.c.worker_id == worker_id)
     return rows_of(conn.execute(query))
 
 
 def all_held(conn: Connection) -> set[tuple[int, int]]:
-    """Return every leased task with its attempt."""
+    """Return the id and the attempt of every task in `doing`."""
     query = select(tasks.c.id, tasks.c.attempt).where(tasks.c.state == "doing")
     return {(row.id, row.attempt) for row in conn.execute(query)}

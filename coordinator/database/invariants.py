@@ -32,7 +32,7 @@ def breaches(conn: Connection) -> list[str]:
 
 
 def counted(conn: Connection) -> dict[str, int]:
-    """Return the number of rows that were checked."""
+    """Return the number of rows in each checked table."""
     tables = {"tasks": tasks, "contributions": contributions, "versions": versions}
     return {
         name: int(conn.execute(select(func.count()).select_from(table)).scalar_one())
@@ -49,9 +49,9 @@ def _pages(conn: Connection) -> Iterator[str]:
 
 
 def _passes(conn: Connection) -> Iterator[str]:
-    """Check that the tasks of a pass cover its samples from the first to the cursor, each once.
-
-    A machine's own pass over earlier data may have ended anywhere.
+    """Check that the tasks of a pass cover its samples from the first to the cursor, each once, and
+    that tasks over a machine's own data went to that machine only. A machine's pass over data that
+    it has replaced may have ended anywhere.
     """
     about = {row.id: row for row in conn.execute(select(runs)) if row.samples_total}
     t = tasks.c

@@ -55,7 +55,7 @@ def add_invites(
 def add_link(
     conn: Connection, volunteer_id: str, code_hash: str, expires_at: float, now: float
 ) -> None:
-    """Insert a link code, which replaces the account's earlier one."""
+    """Insert a link code, which replaces the account's earlier link code."""
     conn.execute(
         deletion(codes, "replaced").where(
             codes.c.kind == "link", codes.c.volunteer_id == volunteer_id
@@ -90,8 +90,8 @@ def usable(conn: Connection, code_hash: str, now: float) -> CodeRow:
 
 
 def use(conn: Connection, code: CodeRow) -> None:
-    """Count one use of a code. Raises InvalidCode if another request has just used it up, or it was
-    revoked.
+    """Count one use of a code. Raises InvalidCode if the code was revoked, or used up by another
+    request.
     """
     spent = (
         update(codes)

@@ -35,7 +35,9 @@ class NewLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take(conn: sa.Connection, items: Sequence[NewLease], now: float) -> list[TaskRow]:
-    """Write assignments as leases; return their rows in order. Raises Conflict for a taken task."""
+    """Write assignments as leases; return their rows in the order of `items`. Raises Conflict if
+    another coordinator took one of the tasks.
+    """
     again = [item for item in items if item.assignment.task_id is not None]
     fresh = [item for item in items if item.assignment.task_id is None]
     by_claim = {row.claim_id: row for row in _reissue(conn, again, now) + _insert(conn, fresh, now)}

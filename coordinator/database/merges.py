@@ -1,4 +1,4 @@
-"""Merges: leased jobs that each make a version; a slow owner cannot commit."""
+"""Merges: leased jobs that each make a version; a process that lost its merge cannot commit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MergeRow(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None
 
     def is_leased_to_other(self, owner: str, now: float) -> bool:
-        """Return True if another process than `owner` makes this merge now."""
+        """Return True if another process than `owner` holds the lease of this merge."""
         return self.state == "leased" and self.lease_until > now and self.owner != owner
 
 

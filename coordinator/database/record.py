@@ -1,7 +1,7 @@
 """Record: actions of organisers, the coordinator and volunteers, append-only.
 
-Rows name people by id, never by nickname, host or address, and an organiser's reason about an
-account by a name of its own, because they are hashed and outlive `volunteer forget`.
+Rows name people by id, never by nickname, host or address, and stand for an organiser's reason
+about an account by the reason's name, because the rows are hashed and outlive `volunteer forget`.
 """
 
 from __future__ import annotations

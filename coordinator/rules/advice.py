@@ -10,8 +10,8 @@ from shared.protocol.limits import memory_on
 from shared.text import counted, printable, size
 from shared.workloads.base import TrainSettings
 
-# Outer momentum on deltas of 30 local steps (docs/decisions/0036-fresh-optimisers.md): up to this
-# value the updates kept their direction; at 1.4 they turned back, and the run lowered its rate.
+# Outer rates with momentum, on deltas of 30 local steps (docs/decisions/0036-fresh-optimisers.md):
+# up to 0.9 the updates kept their direction; at 1.4 they turned back, and the run lowered its rate.
 LR_STEADY, LR_UNSTEADY = 0.9, 1.4
 MOMENTUM_MIN = 0.5
 # Steps of a learner's task, whose optimiser is fresh: with 40 a player of 6 x 6 lost to the first
@@ -47,7 +47,9 @@ def brief_games(unit: str, local_steps: int) -> tuple[str, ...]:
 
 
 def alone(plan: Plan, *, noise: bool) -> tuple[str, ...]:
-    """Return the advice for a run on members' data whose versions are not mixed of several."""
+    """Return the advice for a run on members' data whose versions may hold one member's change
+    alone.
+    """
     if noise:
         return ()
     shown = "so that two versions together show what that member's data changed"

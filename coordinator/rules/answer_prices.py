@@ -1,7 +1,8 @@
 """Prices of answered prompts, and the tiers of the accounts that ask: pure.
 
 A token costs a forward pass, 2 FLOPs a parameter, at a multiple of the price that the run pays for
-training. At 1, a second of a device costs the asker what training would earn its owner.
+training. At a multiple of 1, a second of a device costs the asker what training would earn the
+device's owner.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ ORGANISER = TierSettings(requests_per_minute=100_000, tokens=1 << 20, tokens_wai
 
 
 def tier_of(serve: ServeSettings, earned_micro: int) -> TierSettings:
-    """Return the highest tier that an account has earned; the first if it reaches none."""
+    """Return the highest tier that an account has earned; the first tier if it has earned none of
+    them.
+    """
     tiers = [tier for tier in serve.tiers if tier.credits * MICRO <= earned_micro]
     return max(tiers, key=lambda tier: tier.credits, default=serve.tiers[0])
 

@@ -5,7 +5,7 @@ Pure rules.
              another person (account, invite, network)
     agrees   the sums match the submitted update except for rounding: the draw passes, but the
              organiser still recomputes a share of them
-    differs  proves nothing: the organiser recomputes the task, which settles both
+    differs  proves nothing: the organiser's recompute judges both accounts
 
 Only tasks done on a processor are audited: for others the organiser could not compare an answer
 closely, and a friend's answer would count for more than the organiser's own recompute.

@@ -1,4 +1,4 @@
-"""Negotiation of the codec, for a worker that lacks its run's own."""
+"""Choice of the codec for the updates of a worker that may lack the codec of the run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FALLBACKS = ("int8", "bf16", "float32")
 
 
 def choose_codec(preferred: str, worker_codecs: Collection[str]) -> str:
-    """Return the codec for an update: the run's own, or the best other one that the worker has; ""
-    if the worker has none of them.
+    """Return the codec for an update: the run's codec, or else the first of `FALLBACKS` that the
+    worker has; "" if the worker has no codec of these.
 
-    A worker that names no codec gets the run's own.
+    A worker that names no codec gets the run's codec.
     """
     if not worker_codecs:
         return preferred

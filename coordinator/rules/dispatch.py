@@ -64,7 +64,9 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenTasks(msgspec.Struct, frozen=True, kw_only=True):
-    """Open tasks: waiting ones in claim order, sums for each run, and counts of held ones."""
+    """Open tasks: the waiting tasks in claim order, the sums over each run, and the number of tasks
+    that each device holds.
+    """
 
     todo: Sequence[Todo] = ()
     loads: Sequence[Load] = ()
@@ -128,7 +130,9 @@ class _PassState:
 
     @property
     def recent_work(self) -> tuple[float, int]:
-        """Return the run's recent work divided by its weight: the least served run goes first."""
+        """Return the run's recent work divided by its weight, and the run's id; the run with the
+        least is served first.
+        """
         return max(self.work, self.lately) / self.run.weight, self.run.id
 
     @property
@@ -137,7 +141,9 @@ class _PassState:
 
     @property
     def done(self) -> bool:
-        """Return True if every sample of the pass has a task; the last pass waits for them."""
+        """Return True if the pass is over: every sample has a task, and in the last pass no task is
+        open. Return False after all passes, and for a pass that never ends.
+        """
         whole = self.cursor >= self.run.samples_total > 0
         last = bool(self.run.passes) and self.pass_no >= self.run.passes
         waits = last and self.open > 0
@@ -182,7 +188,7 @@ class _Batch:
     def add_tasks(self, tasks: OpenTasks) -> None:
         """Add the open tasks to the batch."""
         for task in tasks.todo:
-            # the pass of a worker without the right to work is not among them
+            # `_shares` lacks the pass of a worker that may not work
             if (place := (task.run_id, task.home)) in self._shares:
                 self._shares[place].todo.append(task)
         loads = {load.run_id: load for load in tasks.loads}

@@ -32,7 +32,7 @@ HERE = "cpu"  # class of the device on which a server makes its recomputes
 RECOMPUTE_FLOPS_MAX = 5e13  # operations of the largest task that a server recomputes
 CORE_FLOPS = 1e10  # operations that set a recompute back by a second in the queue
 SHARED_S = 86_400.0  # finished recomputes count this long in the order and the speed of the queue
-OVERTAKES_FROM = 4.0  # a recompute may overtake one that is this many times larger
+OVERTAKES_FROM = 4.0  # a recompute may overtake another that is this many times larger
 POSTPONED_S = 600.0  # wait before the server tries a failed recompute again
 HOLD_S = 600.0  # lease of a checker on a recompute; a checker can renew it
 CHECKER_TRIES_MAX = 2  # failed tries of checkers after which the server takes over
@@ -110,7 +110,7 @@ class Redone(msgspec.Struct, frozen=True, kw_only=True):
     buffers: float = 0.0
     sums: bytes = b""  # sums of the server's update, in the form of an audit's answer; float32
     # length of the difference between the server's update and its update from a slightly changed
-    # base, relative to its own; measured if the tight bound was missed
+    # base, relative to the former; measured if the tight bound was missed
     drift: float | None = None
     loss: float | None = None  # last loss of the recompute; None if it is no number
 
@@ -149,7 +149,9 @@ def is_served(kind: str, seen_at: float, now: float) -> bool:
 
 
 def unprovable(kind: str, flops: float, served: Collection[str]) -> str:
-    """Return why no active machine can recompute a task of this class; "" if one can."""
+    """Return why no active machine can recompute a task of `flops` operations that a device of this
+    class did; "" if a machine can.
+    """
     if flops <= RECOMPUTE_FLOPS_MAX or kind in served:
         return ""
     return "it is too large to recompute on this server: a checker can (`coordinator checker`)"

@@ -19,7 +19,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     volunteer_id: str
     device: str
-    flops: float = 0.0  # speed of a training step; 0 = unknown
+    flops: float = 0.0  # operations a second in training; 0 = unknown
     memory_bytes: int = 0  # 0 = unknown
     host_bytes: int = 0  # memory of the host beside the device's own
     workloads: frozenset[str] = frozenset()
@@ -116,7 +116,7 @@ def at_begin(run: Run, waiter: Waiter) -> Run:
 
 
 def speed(run: Run, waiter: Waiter) -> float:
-    """Return the speed that sizes a waiter's work in a run; 0 = unknown."""
+    """Return the speed that sizes a waiter's work in a run, in operations a second; 0 = unknown."""
     if waiter.vouched:
         return waiter.flops
     return clamped(run, waiter.flops, waiter.step_s.get(run.id, 0.0))

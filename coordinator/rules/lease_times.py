@@ -1,7 +1,9 @@
-"""Lease times: the seconds to the `finish_by` of a lease, however often it is renewed. Pure rules.
+"""Lease times: the seconds from the claim of a lease to its `finish_by`, which no renewal moves.
+Pure rules.
 
-A lease lasts three times what others, or the worker's benchmark, let expect, and at least the run
-file's floor. A task of unknown duration gets ten times the floor.
+A lease lasts three times as long as the task is expected to take, by other workers' times or the
+worker's benchmark, and at least the run file's floor. A task of unknown duration gets ten times the
+floor.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Likeness of a repetition to the contribution or answer: of an update by two measured bounds, of
-an answer by wrong tokens. Pure rules.
+"""Likeness of an update to its recompute, by two measured bounds, and of an answer to the model's,
+by wrong tokens. Pure rules.
 
     tight  on comparable arithmetic: work within it was done exactly as leased
     loose  on other arithmetic: work within it was done and is paid, but its account owes a share
@@ -7,8 +7,8 @@ an answer by wrong tokens. Pure rules.
            nothing, since the owner alone states the class of a device
 
 A bound limits the length of the difference of two raw updates, divided by the length of the
-server's: poison of a tenth of the update is 0.1 in any direction, noise is 1 or more at any scale.
-Buffers have the same bound, relative to how far the task moved them.
+server's update: poison of a tenth of the update is 0.1 in any direction, noise is 1 or more at any
+scale. Buffers have the same bound, relative to how far the task moved them.
 
 Encoded updates are compared, and the raw difference is computed from theirs. Both sides round by
 the same random numbers, so equal numbers give equal codes, and a small difference d of two numbers
@@ -75,8 +75,8 @@ def drifts_too_far(redone: Redone) -> bool:
 
 
 def judge(redone: Redone, precision: str = "float32", *, comparable: bool) -> Result:
-    """Judge a recompute. `comparable` is False if the worker's arithmetic differs from this
-    server's.
+    """Judge a recompute. `comparable` is False if the worker's arithmetic differs from the
+    machine's that recomputed.
     """
     if drifts_too_far(redone):
         return "unproven"
@@ -99,8 +99,8 @@ def share(redone: Redone, precision: str = "float32", *, comparable: bool) -> fl
 
 
 def is_of_model(looked: int, wrong: int, tally: tuple[int, int]) -> bool:
-    """Return True if an answer agrees with the model; `tally` counts all compared answers, this one
-    included.
+    """Return True if an answer agrees with the model; `tally` counts the compared and the wrong
+    tokens of all the account's answers, this answer included.
 
     One wrong token is allowed to an account with few wrong ones; otherwise it would cost an account
     with short answers its whole stake.

@@ -1,4 +1,4 @@
-"""Machine time: the use of the time of a run's machines."""
+"""Machine time: the shares that a run's machines spend on training, and on merged training."""
 
 from __future__ import annotations
 

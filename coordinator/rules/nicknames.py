@@ -145,14 +145,16 @@ def skeleton(name: str) -> str:
 
 
 def alternatives(name: str) -> Iterator[str]:
-    """Return names like this one, nearest first: "mia" gives "mia 2", "mia 3" and so on."""
+    """Yield names like this one, nearest first: "mia" gives "mia 2", "mia 3" and so on."""
     base = name[: NICKNAME_MAX - 4].rstrip(" -_.'")
     for number in range(2, 1000):
         yield f"{base} {number}"
 
 
 def suggestion(name: str, is_taken: Callable[[str], bool]) -> str:
-    """Return the nearest free name; `is_taken` tells a skeleton in use. Raises InvalidName."""
+    """Return the nearest free name; `is_taken` returns True for a skeleton in use. Raises
+    InvalidName if every similar name is taken.
+    """
     for other in alternatives(name):
         if not is_taken(skeleton(other)):
             return other

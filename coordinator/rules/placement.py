@@ -1,9 +1,9 @@
-"""Placement of tasks outside the pass (learn, match, evaluation): since others wait for them, each
-goes to a machine that is fast enough.
+"""Placement of tasks outside the pass (learn, match, evaluation): since other work waits for them,
+each goes to a machine that is fast enough.
 
-A worker leaves such a task to another that would finish it in half the time, counted from now, but
-waits no longer than it would need itself. So a run with only slow machines still advances, and a
-single machine never waits.
+A worker leaves such a task to a machine that would finish it in less than half the time, counted
+from now. The task waits no longer for that machine than the worker itself would need for it. So a
+run with only slow machines still advances, and a single machine never waits.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Placement:
         return True
 
     def note(self, run: Run, price: int, waiter: Waiter) -> None:
-        """Count an assigned task: add its duration to the time until its device is free."""
+        """Count an assigned task: add the task's duration to the time until the waiter's device is
+        free.
+        """
         place = _place(waiter)
         if place in self._free_s:
             self._free_s[place] += task_s(run, price, speed(run, waiter))
@@ -88,7 +90,7 @@ class Machines:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], tuple[Waiter, float, float]] = {}  # seen, busy until
+        self._seen: dict[tuple[str, str], tuple[Waiter, float, float]] = {}  # last seen, busy until
         self._reserved: dict[int, float] = {}  # task -> when it was first reserved
 
     def note_asking(

@@ -36,7 +36,9 @@ def is_question(reason: str) -> bool:
 
 
 def may_ask(of_run: int, of_account: int) -> bool:
-    """Return True if another refused task may be done again while some are open."""
+    """Return True if one more refused task may be done again, while `of_run` of its run and
+    `of_account` of its account are being done again.
+    """
     return of_run < OPEN_OF_RUN and of_account < OPEN_OF_ACCOUNT
 
 

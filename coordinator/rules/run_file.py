@@ -52,7 +52,8 @@ class TaskSettings(Settings):
     # times, from `SIZED_STEPS` up.
     local_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     by_speed: bool = True  # a much slower worker gets fewer steps, which take the same time
-    # If > 0, every task is sized to its worker's measured speed instead.
+    # If > 0, every task is sized to take its worker this long instead, by the worker's measured
+    # speed.
     target_seconds: Seconds = 0.0
     batch_size: Steps = 16
     min_steps: Steps = 5
@@ -146,7 +147,7 @@ class TierSettings(Settings):
     credits: Annotated[float, Meta(ge=0, le=1e12)] = 0.0  # credits that the account has or spent
     requests_per_minute: Annotated[int, Meta(ge=1, le=100_000)] = 30
     tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # most tokens of one answer
-    # most tokens of all its open requests
+    # most tokens of all open requests of an account
     tokens_waiting: Annotated[int, Meta(ge=1, le=1 << 30)] = 2048
 
 

@@ -37,8 +37,8 @@ STEPS_MAX = (1 << 31) - 1  # most steps of a run that fit a message
 GAME_BYTES_MAX = 1 << 18  # largest size of one compressed game
 
 
-LEAST_PART = 0.2  # least part of a whole task that is cut off to end with the running round
-LIKE = 0.8  # share of a worker's own steps from which on a returned task is like one of its own
+LEAST_PART = 0.2  # least share to which a task is cut so that it ends with the running round
+LIKE = 0.8  # a returned task is in step with others from this share of a new task's steps on
 
 # least expected time, as a share of the time that a worker's own benchmark predicts
 BENCHMARK_LEAST = 0.25
@@ -56,7 +56,7 @@ class RunPace(msgspec.Struct, frozen=True, kw_only=True):
     """Speed of a run's latest tasks, as medians."""
 
     step_s: float  # seconds a step, transfers included
-    flops: float  # measured speed of the workers that did them; 0 = unknown
+    flops: float  # operations a second of the workers that did these tasks; 0 = unknown
     train_step_s: float = 0.0  # seconds a step without transfers; 0 = unknown
     transfer_s: float = 0.0  # seconds of a task besides training
     round: RoundInWork | None = None  # None: most workers share no merges, or nobody works
@@ -177,8 +177,8 @@ def steps_for(run: Run, flops: float) -> int:
     recompute can prove.
 
     No worker gets more than `local_steps` unless `target_seconds` is set. A worker much slower than
-    the median gets fewer, which take the median's time, so that no merge of all waits for it. A
-    task that begins in the middle of a round ends with it.
+    the median gets fewer, which take the median's time, so that no merge waits for that worker. A
+    task that begins in the middle of a round ends with the round.
     """
     steps = _steps_by_speed(run, flops)
     rest = _rest_of_round(run, flops)
@@ -216,8 +216,8 @@ def round_in_work(
     plan: Plan, pace: RunPace, tasks: Sequence[TaskInWork], waiting: int
 ) -> RoundInWork | None:
     """Return the round that ends when enough of these tasks have ended for a merge, together with
-    the contributions that wait for one. None if the workers of the run do not share merges, or too
-    few tasks are at work.
+    the `waiting` contributions that are not merged yet. None if the workers of the run do not share
+    merges, or too few tasks are at work.
     """
     shared = plan.update == "delta" and plan.quorum_share > 0.5 and not plan.overlap
     missing = quorum_of(plan, len(tasks) + waiting) - waiting

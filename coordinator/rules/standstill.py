@@ -120,8 +120,8 @@ class RunFacts(Facts, frozen=True, kw_only=True):
 
 
 class Handling(msgspec.Struct, frozen=True, kw_only=True):
-    """Level of a cause, and the time after which an alert is sent; None for a cause with another
-    alert, or with none.
+    """Level of a cause, and the seconds after which its alert is sent; None for a cause that other
+    alerts tell, or no alert.
     """
 
     level: Level
@@ -147,7 +147,7 @@ HANDLING: dict[Cause, Handling] = {
 
 
 def standstill(facts: RunFacts) -> Standstill | None:
-    """Return why a run does not go on; None if it does, or is not open."""
+    """Return why a run does not go on; None if it does, or is neither running nor paused."""
     if facts.state not in ("running", "paused"):
         return None
     for find in _CAUSES:

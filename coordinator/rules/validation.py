@@ -32,7 +32,8 @@ P = TypeVar("P", bound=tuple[Any, ...])
 MAD_TO_SIGMA = 1.4826
 # An Adam step moves an element by about lr; more than this many lr a step is not honest work.
 ADAM_REACH = 4.0
-# volunteers whose norms count, the newest; with fewer than COHORT_MIN none is refused by comparison
+# number of volunteers, the newest, whose norms count; with fewer than COHORT_MIN no update is
+# refused by comparison
 COHORT, COHORT_MIN = 32, 8
 VOICE_OF = 8  # most norms of a volunteer, its newest, from which its median is taken
 # A random walk of Adam's steps has the norm lr sqrt(steps parameters). A hundredth of that means
@@ -131,8 +132,8 @@ def effort(update: str, train: TrainSettings, first: int, steps: int, total: int
 
 
 def by_effort(norm: float, effort_there: float, effort_here: float) -> float:
-    """Return the norm by effort of a contribution of `effort_there`, for comparison with one of
-    `effort_here`: the largest plausible value.
+    """Return the norm by effort of a contribution of `effort_there`, for comparison with a
+    contribution of `effort_here`: the largest plausible value.
 
     The steps of a task partly undo each other, so norms grow with something between the square root
     of the steps and the steps themselves. Divided by its steps alone, the norm of an honest task

@@ -109,9 +109,9 @@ class Export:
         """Write a version (by default the best measured one) into the new or empty folder `to`;
         `dtype` converts the numbers to another type.
 
-        Raises NotFound if its files were pruned, Conflict if the folder is not empty, BadRequest
-        for a format or type that the workload does not know, Configuration if a library is not
-        installed.
+        Raises NotFound for an unknown run or version, or for a version whose files were pruned,
+        Conflict if the folder is not empty, BadRequest for a format or type that the workload does
+        not know, Configuration if a library is not installed.
         """
         source, files = await self.find(name, version, format, dtype)
         return await self._compute.run(write, source, files, to)
@@ -322,8 +322,8 @@ def _hub_dataset(data: DatasetManifest) -> str:
 
 
 def check_source(path: Path, about: Definition, tokenizer: str | None) -> None:
-    """Check a folder's weights for `[train] init_from`, and its tokenizer against a run's, given by
-    its hash.
+    """Check a folder's weights for `[train] init_from`, and its tokenizer against that of the run,
+    given by its hash.
 
     Raises InvalidRunFile.
     """

@@ -52,7 +52,7 @@ class MemberFigures(msgspec.Struct, frozen=True, kw_only=True):
     items: int
     heldout: int
     cap: float  # no member weighs more than this times its equal share
-    best_by: Literal["mean", "worst"] | None  # None in a private run, measured on its example
+    best_by: Literal["mean", "worst"] | None  # None in a private run: its example measures it
     newest: MemberLoss | None = None  # of the newest version that enough members measured
     best: MemberLoss | None = None
 
@@ -80,8 +80,8 @@ def best_of(losses: Sequence[MemberLoss], best_by: Literal["mean", "worst"]) -> 
 
 def record_loss(conn: Connection, run_id: int, owner: tuple[str, str], sums: HeldoutSums) -> None:
     """Store the sums of a machine, and choose the best version of its run anew. Nothing is stored
-    for a version that does not exist, or for a run whose members do not choose. `owner` is the
-    volunteer and the machine.
+    for a version that does not exist, or for a run whose members do not choose its best version.
+    `owner` is the volunteer and the machine.
     """
     run = runs.by_id(conn, run_id, lock=True)
     about = definition(run)

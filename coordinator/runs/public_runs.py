@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shared.protocol.heartbeat import Announcement
 
 FRESH_S = 1.0
-# Sums over all history take at most one five-hundredth of the time.
+# Sums over all history are read again after this many times the duration of their last read.
 HISTORY_REST = 500.0
 # Points of a curve: at least this many if there are enough versions, and at most twice as many.
 CURVE = 120
@@ -217,7 +217,9 @@ class PublicRuns:
         return await self._losses.get((run.id, newest), lambda: self._db.read(read))
 
     async def strength(self, run: RunRow) -> tuple[tuple[int, float, float], ...]:
-        """Return Elo of the versions that played matches, with its error; oldest first."""
+        """Return number, Elo and the error of Elo for each version that played matches, oldest
+        first.
+        """
 
         def read(conn: Connection) -> tuple[tuple[int, float, float], ...]:
             ratings = experience.measured(conn, run.id)

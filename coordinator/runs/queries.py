@@ -104,9 +104,9 @@ class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
     samples: int  # samples that the episodes hold for learners
     learnt: int  # samples that learners have used, each use counted
     signal: float | None = None  # share of episodes that learners can learn from
-    # versions between the one that made a sample and the one that learns from it
+    # versions between the version that made a sample and the version that learns from it
     behind: float | None = None
-    rollouts: tuple[RolloutFigures, ...] = ()  # judged answers by version, none of games
+    rollouts: tuple[RolloutFigures, ...] = ()  # judged answers by version; () for games
     tokens_per_s: float | None = None  # tokens a second of one actor that generates text
     learnt_per_s: float | None = None  # tokens a second of one learner
 
@@ -302,7 +302,7 @@ class RunQueries:
         return await self._db.read(read)
 
     async def checks(self, name: str) -> CostOfChecks:
-        """Return the checks of a run's updates, and the device time of the accepted ones. Raises
+        """Return the checks of a run's updates, and the device time of its accepted updates. Raises
         NotFound.
         """
         return await self._db.read(lambda conn: cost(conn, runs.by_name(conn, name).id))

@@ -36,7 +36,7 @@ def set_aside(
     credit. With `kind` None no failure counts.
     """
     message = f"set aside: the merge failed with it ({why})"[:500]
-    # looked up first: the verdict returns the task to the queue
+    # the task is looked up first, since the verdict returns it to the queue
     task_id = submissions.task_of(conn, row)
     verdicts.decide(
         conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message

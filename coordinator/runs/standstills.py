@@ -30,11 +30,11 @@ FRESH_S, REST = 2.0, 20.0
 
 @dataclass(kw_only=True)
 class ThisServer:
-    """What this process knows of its own server."""
+    """Facts about the server that runs in this process."""
 
     closed: Callable[[], str] = str  # why nothing new is accepted; "" if it is accepted
     stalled_s: float = 0.0  # setting `alert_stalled_s`
-    since: float | None = None  # time at which it began to serve; None if it serves nobody
+    since: float | None = None  # time at which the server began; None without a server
 
 
 class Standstills:

@@ -10,12 +10,11 @@ read only      nothing new is accepted: too little is free, or a disk cannot be 
 errors         requests are answered with 5xx
 server         another serving process is silent
 address        the public address does not lead here: for example, its proxy answers 502
-backup         the newest backup is old, or there is none, or another one has no room
+backup         the newest backup is old, or no backup was made, or the next has no room
 certificate    the TLS certificate ends soon
 database       its file is damaged, was removed, or its disk failed: nothing is written any more;
                or a run's stored file cannot be read; or it lost its newest transactions
-store          the blob store belongs to another database, or to another one too: nothing is
-               deleted
+store          the blob store belongs to another database, or to a second one: nothing is deleted
 """
 
 from __future__ import annotations
@@ -55,7 +54,8 @@ LOCAL_KINDS: frozenset[AlertKind] = frozenset(
 )  # kinds about one replica
 
 ANSWER_S = 10.0
-# An alert stays open until its figure is well past its threshold, so that it does not flap.
+# An open alert ends only when its figure is well on the harmless side of its threshold, so that it
+# does not flap.
 REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
 # multiples of the disk's floor at which space becomes low, and at which it is enough again
 LOW_FLOORS, ENOUGH_FLOORS = 4, 5
@@ -87,7 +87,7 @@ def certificate_end(settings: Settings) -> float | None:
         return None
     try:
         return certificates.ends_at(path)
-    except VolunteerError:  # the server's start reports what is wrong with it
+    except VolunteerError:  # the server's start reports what is wrong with the certificate
         return None
 
 
@@ -146,8 +146,8 @@ class PublicAddress:
 
     def look(self) -> None:
         """Ask the public address once. The first failure is ignored, since a balancer may not have
-        seen this server yet. So is silence before a reply, since not every router leads a machine
-        back to itself.
+        seen this server yet. Silence before the first reply is ignored too, since not every router
+        leads a machine back to itself.
         """
         if not self._url:
             return

@@ -82,7 +82,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertState(msgspec.Struct, frozen=True, kw_only=True):
-    """Stored memory of the alerts."""
+    """Alerts that last, and alerts that wait for delivery, as one stored value."""
 
     standing: tuple[StandingAlert, ...] = ()
     letters: tuple[Letter, ...] = ()
@@ -160,7 +160,8 @@ class Alerts:
         def write(conn: Connection) -> tuple[AlertState, list[Alert]]:
             key_values.locked(conn, key_values.ALERTS)
             state = self._stored(conn)
-            # Another replica may have changed the state meanwhile; its thresholds then hold here.
+            # If another replica has changed the state meanwhile, the conditions are read again, by
+            # the thresholds of that state.
             state, raised = self._next(state, conditions if state == before else read(conn)[1], now)
             self._put(conn, state)
             return state, raised

@@ -80,9 +80,9 @@ def verify(folder: Path) -> BackupSummary:
 
 
 def prune(series: Path, keep: int) -> list[Path]:
-    """Delete all but the newest complete backups, and the leftovers of killed processes. Raises
-    Conflict if several coordinators' backups are among them, and the errors of `read_list` if a
-    kept backup is damaged.
+    """Delete all but the `keep` newest complete backups, and the leftovers of killed processes.
+    Raises Conflict if several coordinators' backups are among them, and the errors of `read_list`
+    if a kept backup is damaged.
     """
     remaining = folders(series)[-keep:]
     surplus = [

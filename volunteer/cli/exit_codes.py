@@ -28,8 +28,8 @@ _as_json = False  # format of printed errors
 
 
 def exit_code(command: Callable[[], object]) -> int:
-    """Run a command and print its errors; return the exit code, 0 for any result but a number.
-    The format of errors that the command chose ends with it.
+    """Run a command and print its errors; return the exit code, 0 for any result but a number. The
+    format of errors that the command chose, JSON or sentences, ends with the command.
     """
     try:
         return _outcome(command)
@@ -73,7 +73,7 @@ def confirm(question: str) -> bool:
         raise BadRequest(Sentence("no terminal to confirm in: add --yes")) from error
     answer = unicodedata.normalize("NFD", line.strip().lower())
     plain = unicodedata.normalize("NFD", yes)
-    # also without its accent: not every keyboard has one
+    # the word counts without accents too, which some keyboards lack
     bare = "".join(sign for sign in plain if not unicodedata.combining(sign))
     return answer in ("y", "yes", plain, bare, bare[0])
 

@@ -1,4 +1,4 @@
-"""Version of a run over members' data that one of its members takes home.
+"""Version of a run over members' data, downloaded by a member of the run for its own use.
 
 Nothing is sent to the coordinator but the requests of the download.
 """

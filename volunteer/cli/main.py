@@ -374,7 +374,7 @@ def _run_parsed(argv: list[str]) -> object:
     _set_language(bound.arguments)
     try:
         words, _rest, _more = app.parse_commands(argv)
-        if not words:  # the start confines itself, and says what it waits for
+        if not words:  # `start` confines the process itself, and reports its own waits
             return command(*bound.args, **bound.kwargs)
         with watch_silence(" ".join(("volunteer", *words)), translated):
             return command(*bound.args, **bound.kwargs)

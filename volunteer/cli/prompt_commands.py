@@ -370,7 +370,7 @@ async def _stream_answer(
 
 
 def _line() -> str:
-    """Return the next line of a person or a file; "" at the end."""
+    """Return the next line of standard input, typed or from a file; "" at its end."""
     try:
         with pause_watch():
             return input("> " if at_terminal() else "").strip()

@@ -253,7 +253,7 @@ def detect() -> tuple[Device, ...]:
 
 def rank_groups(devices: tuple[Device, ...]) -> tuple[tuple[Device, tuple[str, ...]], ...]:
     """Return the devices that take tasks, each with the ids of its further ranks. NVIDIA cards of
-    the same name train together, as the ranks of the first.
+    the same name train together, as the ranks of the first card.
     """
     groups: dict[tuple[str, str], list[Device]] = {}
     for device in devices:

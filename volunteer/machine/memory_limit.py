@@ -32,7 +32,9 @@ def limit_bytes(memory_gb: float, total: int) -> int:
 
 
 def limit(memory_gb: float) -> bool:
-    """Limit this process and its children. Return False if the system cannot."""
+    """Limit the memory of this process and its children. Return False if the system cannot limit
+    it.
+    """
     if unsupported_reason():
         return False
     import resource

@@ -1,8 +1,8 @@
 """Policy: decides from rules and facts when and how hard this machine works.
 
 Pure: time and facts are arguments. Every pause names its rule, its reason and its end. A fact that
-cannot be measured never pauses work; use, programs and temperature are then reported, so that
-nobody relies on these rules without effect.
+cannot be measured never pauses work; a rule about use, programs or temperature that has no effect
+for this reason is reported, so that nobody relies on it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """Pause of one device, or of all when `device` is empty."""
+    """Pause of one device, or of all devices when `device` is empty."""
 
     rule: Rule
     device: str = ""
@@ -63,7 +63,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
-    """Part of a decision that the next one needs."""
+    """Part of a decision that the next decision needs."""
 
     hot: frozenset[str] = frozenset()  # devices still cooling down
     lifted: frozenset[Rule] = frozenset()  # rules lifted by a person's "resume"

@@ -65,8 +65,8 @@ def unused_s(system: str, run: Run) -> float | None:
 
 
 def _linux_unused_s(run: Run) -> float | None:
-    """Return the smaller of the idle seconds of desktop and terminals; None if the desktop does not
-    report any.
+    """Return the smaller of the idle seconds of desktop and terminals; None for a desktop that does
+    not report its idle time.
     """
     touched = [terminals_unused_s()]
     wayland = bool(os.environ.get("WAYLAND_DISPLAY"))

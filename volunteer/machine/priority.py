@@ -31,13 +31,15 @@ def lower_process() -> None:
 
 def lower_thread(nice: int = LOW) -> None:
     """Lower the calling thread, and threads it starts, to `nice`, unless it is lower already."""
-    thread = 0  # the calling one; the sandbox refuses numbers of others
+    thread = 0  # the calling thread; the sandbox refuses the numbers of other threads
     if OF_THREADS and os.getpriority(os.PRIO_PROCESS, thread) < nice:
         os.setpriority(os.PRIO_PROCESS, thread, nice)
 
 
 def lower_behind_screen() -> None:
-    """Lower all threads but the event loop's, which draws; call it on the loop at start."""
+    """Lower the threads of the event loop's pool, but not the loop's own, which draws the screen;
+    without priorities of threads, lower the process. Call it on the loop at start.
+    """
     if OF_THREADS:
         pool = ThreadPoolExecutor(thread_name_prefix="work", initializer=lower_thread)
         asyncio.get_running_loop().set_default_executor(pool)

@@ -52,7 +52,7 @@ class Sensors:
 
     def _load(self) -> float | None:
         """Return the share of all cores in use since the last reading; None if no time has passed.
-        psutil's own figure is per thread, and 0 at the first reading of each.
+        psutil's own figure is per thread, and 0 at the first reading of each thread.
         """
         before, self._times = self._times, psutil.cpu_times()
         spent = {
@@ -121,7 +121,7 @@ class SensorWatch:
         self._look_asked.set()
 
     def celsius(self) -> float | None:
-        """Return the last reading of the hottest device; None if none has a thermometer."""
+        """Return the last reading of the hottest device; None if no device has a thermometer."""
         readings = (sensed.celsius for sensed in self._emitted.values())
         return max((heat for heat in readings if heat is not None), default=None)
 

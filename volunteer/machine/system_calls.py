@@ -61,7 +61,7 @@ class CallRule:
 def _sockets() -> Iterator[CallRule]:
     yield CallRule(
         (ArgumentTest(0, socket.AF_UNIX), ArgumentTest(1, socket.SOCK_SEQPACKET, _KIND)), ALLOW
-    )  # CUDA's
+    )  # CUDA uses these
     for family in (socket.AF_INET, socket.AF_INET6):
         for kind, protocol in ((socket.SOCK_STREAM, _TCP), (socket.SOCK_DGRAM, _UDP)):
             for number in (0, protocol):
@@ -151,12 +151,13 @@ def listed_calls() -> tuple[tuple[str, int, bool], ...]:
 
 def install() -> int | None:
     """Filter the calls of this process and its children for good. Return the file that reports
-    refused calls, None if another program reads the reports of this one already. Raises OSError.
+    refused calls, None if another program reads the reports of this process already. Raises
+    OSError.
     """
     try:
         return _install(REPORT, _NEW_LISTENER)
     except OSError as error:
-        if error.errno != EBUSY:  # whoever started this program reads reports already
+        if error.errno != EBUSY:  # the program that started this one reads its reports
             raise
         _install(ABSENT, 0)
         return None
@@ -176,7 +177,7 @@ def reports(listener: int) -> Iterator[str]:
             fcntl.ioctl(listener, _SEND, bytearray(_REPLY.pack(serial, 0, -ENOSYS, 0)))
         except InterruptedError:
             continue
-        except FileNotFoundError:  # the caller ended meanwhile, or all have
+        except FileNotFoundError:  # the caller, or every confined process, has ended
             if _ended(listener):
                 return
             continue

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 LOOK_S = 5.0
 REPORT_S = 45.0  # a longer stall is reported with the stack of every thread
-EXIT_S = 180.0  # a longer stall ends the process; every lease is lost, since it is renewed in 90 s
+EXIT_S = 180.0  # a longer stall ends the process: its leases, renewed for 90 s, have expired
 ASLEEP_S = 4 * LOOK_S  # a check this late means that the whole process slept, not only the loop
 
 

@@ -29,8 +29,8 @@ Body = msgspec.Struct | Callable[[], msgspec.Struct]
 
 
 class Api:
-    """Calls of the coordinator's endpoints: `call` for any of them, and methods for those that need
-    a time limit or a check of their own.
+    """Calls of the coordinator's endpoints: `call` for any endpoint, and methods for endpoints that
+    need a time limit or a check of their own.
     """
 
     def __init__(self, client: Client) -> None:
@@ -41,7 +41,7 @@ class Api:
         return (await self.page(endpoint, **args))[0]
 
     async def page(self, endpoint: Endpoint[T], **args: str | int) -> tuple[T, str]:
-        """Return one page of a listing and the cursor of the next; "" after the last."""
+        """Return one page of a listing and the cursor of the next page; "" after the last page."""
         cursor = ""
 
         def read(headers: Mapping[str, str]) -> None:

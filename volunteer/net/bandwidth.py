@@ -7,7 +7,7 @@ import asyncio
 from shared.clock import Clock
 
 MBIT = 125_000  # bytes
-BYTES_PER_S_MIN = 6_250  # well above the rate at which the coordinator ends a body
+BYTES_PER_S_MIN = 6_250  # well above the rate below which the coordinator ends a body
 PIECE_S = 0.5  # time in which a piece is sent; short, so that the flow stays even
 PIECE_BYTES_MIN = 1024
 CREDIT_S = 1.0  # seconds of unused bandwidth that may be used later
@@ -33,7 +33,7 @@ class Throttle:
         return max(PIECE_BYTES_MIN, int(self._bytes_per_s * PIECE_S))
 
     def charge(self, count: int) -> float:
-        """Count bytes. Return the seconds to wait before the next ones."""
+        """Count bytes. Return the seconds to wait before the next bytes."""
         if not self._bytes_per_s:
             return 0.0
         now = self._clock.monotonic()

@@ -47,7 +47,9 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def stream_answer(client: Client, path: str, body: dict[str, object]) -> AsyncIterator[Chunk]:
-    """Yield the events of an answer, `usage` last. Raises the coordinator's error, Internal."""
+    """Yield the events of an answer, `usage` last. Raises the coordinator's error, and Internal for
+    an invalid or unfinished answer.
+    """
     request = {**body, "stream": True, "stream_options": {"include_usage": True}}
     async with client.events(path, msgspec.json.encode(request)) as pieces:
         rest = b""

@@ -103,5 +103,5 @@ class Visits:
         if self._path is None or self._away or (last := visit_of(status, now)) is None:
             return
         self._last, self._away = last, True
-        with suppress(VolunteerError, OSError):  # a full disk costs a digest, no more
+        with suppress(VolunteerError, OSError):  # on a full disk only the next digest is lost
             write_record(self._path, last)

@@ -1,8 +1,8 @@
 """Words, numbers and signs of the screens: pure functions, every width counted in terminal cells.
 
 A line of a screen is a tuple of spans, a span is text and the name of its role ("dim", "good",
-"bad" ...). Roles get their colours from the theme; no function here names one. A state is always
-shown by a sign or a word, never by colour alone.
+"bad" ...). Roles get their colours from the theme; no function here names a colour. A state is
+always shown by a sign or a word, never by colour alone.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def rate(value: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """Return the time since something: now, 12 s, 3 min, 2 h, 4 d."""
+    """Return a duration up to now in its largest whole unit: now, 12 s, 3 min, 2 h, 4 d."""
     if seconds < 2:
         return _("now")
     for size, name in ((60.0, "s"), (3600.0, "min"), (DAY_S, "h")):

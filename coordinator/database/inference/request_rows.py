@@ -126,7 +126,9 @@ def end(conn: Connection, request_id: str, streamed: StreamProgress, ending: End
 
 
 def shares(cost: int, out: int, answered: Mapping[str, int], house_share: float) -> dict[str, int]:
-    """Return volunteers' shares of a price by account: by tokens, without the house's share."""
+    """Return each account's micro-credits of a price, in proportion to its tokens, after the
+    `house_share` that volunteers do not get.
+    """
     whole = math.floor(cost * (1 - house_share))
     left = out
     amounts: dict[str, int] = {}

@@ -4,7 +4,7 @@ account but the mint is ever below zero.
     debt     mint   -> earned    the missing credit, so that it can be reversed;
              mint   -> debt      the same amount is owed from now on
     short    mint   -> debt      a draw showed only a share of the paid work
-    offset   mint   -> earned    that work is taken back whole: the charge was a part of it
+    offset   mint   -> earned    that work's whole pay is taken back: its charge is repaid
     repay    earned -> mint      later pay settles the debt first;
              debt   -> mint      that much less is owed
 

@@ -38,7 +38,8 @@ def give(
     """Move earned credit from the first account to the second; return False if this gift was made
     before.
 
-    Raises BadRequest for the amount, Forbidden if there is not enough, Conflict for another amount.
+    Raises BadRequest for the amount, Forbidden if the giver has too little, Conflict if this gift
+    was made before with another amount or taker.
     """
     _check(amount_micro)
     giver, taker = sides

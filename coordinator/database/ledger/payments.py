@@ -11,11 +11,11 @@
 
 spending.py posts spending; debts.py handles reversed credit that was spent.
 
-All amounts are integer micro-credits. All accounts but the mint belong to a volunteer, named by its
-id, which identifies no person. `post_step` joins its caller's transaction and may be repeated with
-the same arguments. It raises Conflict if the step was posted otherwise before, or does not follow
-from the earlier ones. Call it late in a transaction: every acceptance needs the one row of the
-mint.
+All amounts are integer micro-credits. Each account but the mint belongs to a volunteer, and is
+named by the volunteer's id, which identifies no person. `post_step` joins its caller's transaction
+and may be repeated with the same arguments. It raises Conflict if the step was posted with other
+arguments before, or does not follow from the earlier steps. Call it late in a transaction: every
+acceptance needs the one row of the mint.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def post_step(
     conn: Connection, step: Step, rows: Sequence[Payment], now: float, memo: str = ""
 ) -> None:
     """Post one step of the pay of each contribution. Raises Conflict unless its earlier steps allow
-    it, Forbidden for a reversal of credits that were spent without a debt.
+    it, Forbidden for a reversal of spent credits before their debt is posted.
     """
     pays = {pay.contribution_id: pay for pay in rows}
     needed, excluded = ORDER[step]
@@ -194,7 +194,7 @@ _BALANCES = select(accounts.c.kind, accounts.c.balance_micro).where(equals(accou
 def earnings(
     owner: ColumnElement[str], since: ColumnElement[float]
 ) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions on the postings of an owner's earnings since an instant."""
+    """Return the conditions that select the postings of an owner's earnings since an instant."""
     return (
         events.c.id == postings.c.event_id,
         accounts.c.id == postings.c.account_id,
@@ -224,7 +224,7 @@ def balances(conn: Connection, volunteer_id: str) -> Balances:
 
 
 def balances_of(pairs: Iterable[tuple[str, int]]) -> Balances:
-    """Return balances as their accounts hold them, by kind."""
+    """Return a volunteer's balances from pairs of account kind and micro-credits."""
     have = {kind: int(balance) for kind, balance in pairs}
     return Balances(
         pending_micro=have.get("pending", 0),
@@ -237,7 +237,7 @@ def balances_of(pairs: Iterable[tuple[str, int]]) -> Balances:
 
 
 def last_event(conn: Connection) -> int:
-    """Return the number of the newest event."""
+    """Return the number of the newest event; 0 before the first event."""
     return int(conn.execute(select(func.max(events.c.id))).scalar() or 0)
 
 
@@ -250,7 +250,9 @@ def earned_since(conn: Connection, volunteer_id: str, at: float, upto: int | Non
 
 
 def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> list[int]:
-    """Return the newest events of an owner; each account's are read in order from an index."""
+    """Return the numbers of an owner's newest events, newest first. The events of each account are
+    read in order from an index.
+    """
     numbers: set[int] = set()
     number = postings.c.event_id
     for account in conn.execute(select(accounts.c.id).where(accounts.c.owner == owner)).scalars():

@@ -81,7 +81,7 @@ def census(conn: Connection, now: float) -> Census:
 
 
 def _newest(now: float) -> CTE:
-    """Return the newest contributions of the last hour, up to a maximum."""
+    """Return a query of the newest contributions of the last hour, at most `WINDOW_MAX`."""
     some = (
         select(
             _C.id, _C.run_id, _C.kind, _C.state, _C.reason, _C.samples, _C.size, _C.worker_id,
@@ -153,7 +153,9 @@ def _add(flows: dict[int, Flow], run: int, an_hour: float, *more: float) -> None
 
 
 def _staleness(conn: Connection, newest: CTE) -> dict[str, tuple[float, int]]:
-    """Return mean and largest staleness merged into each version, by run and number."""
+    """Return the mean and the largest staleness of the contributions merged into each version, by
+    "RUN VERSION".
+    """
     n = newest.c
     gap = n.version - 1 - n.base_version
     query = (

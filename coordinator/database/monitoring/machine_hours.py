@@ -1,4 +1,6 @@
-"""Hours of machines: the seconds of a run's machines by the hour."""
+"""Seconds that the machines of a run were present, trained, and trained merged work, by the
+hour.
+"""
 
 from __future__ import annotations
 

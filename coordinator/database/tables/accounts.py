@@ -21,7 +21,7 @@ volunteers = sa.Table(
     sa.Column("standing", sa.String(16), nullable=False, server_default="vetted"),
     # the organiser vouched for the account
     sa.Column("invited", sa.Boolean, nullable=False, server_default=sa.true()),
-    # network of its registration
+    # network from which the account was registered
     sa.Column("network", sa.String(64), nullable=False, server_default=""),
     # number of accepted contributions
     sa.Column("accepted", sa.BigInteger, nullable=False, server_default="0"),
@@ -55,13 +55,13 @@ workers = sa.Table(
     sa.Column("workloads", sa.Text, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),  # online, training, paused, offline, left
     sa.Column("last_seen_at", sa.Double, nullable=False),
-    # of its last heartbeat: steps a second of all tasks, and °C of the hottest device
+    # from the worker's last heartbeat: steps a second of all tasks, and °C of the hottest device
     sa.Column("rate", sa.Double, nullable=True),
     sa.Column("celsius", sa.Double, nullable=True),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("revoked_at", sa.Double, nullable=True),
-    # time until which no task of a run is leased, by the run's number (JSON); set after its tasks
-    # were given back as failed
+    # time until which the worker gets no task of a run, by the run's number (JSON); set after the
+    # worker gave back tasks of the run as failed
     sa.Column("rests", sa.Text, nullable=False, server_default="{}"),
     # the owner's order from another machine: pause, resume or finish
     sa.Column("ordered", sa.String(16), nullable=False, server_default=""),

@@ -47,11 +47,12 @@ usage = sa.Table(
     sa.Column("cost_micro", sa.BigInteger, nullable=False),
     sa.Column("replica", sa.String(64), nullable=False),  # answering process
     sa.Column("at", sa.Double, nullable=False),
-    # last beat of that process
+    # last beat of the answering process
     sa.Column("beat_at", sa.Double, nullable=False),
     sa.Column("first_token_s", sa.Double, nullable=True),
     sa.Column("ended_at", sa.Double, nullable=True),
-    # Tokens that volunteers' machines generated, by account, as JSON; and the house's share.
+    # Tokens that volunteers' machines generated, by account, as JSON; and the share of the price
+    # that volunteers do not get.
     sa.Column("answered", sa.Text, nullable=False, server_default="{}"),
     sa.Column("house_share", sa.Double, nullable=False, server_default="0"),
 )

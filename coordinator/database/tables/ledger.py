@@ -24,7 +24,7 @@ events = sa.Table(
     sa.Column("id", Key, primary_key=True, autoincrement=True),
     sa.Column("key", sa.String(128), nullable=False, unique=True),  # e.g. "earn:42"
     sa.Column("digest", sa.String(64), nullable=False),  # same key with other content = 409
-    # pending, earn, void, escrow, vest, forfeit, reverse, debt, short, repay, hold, settle,
+    # pending, earn, void, escrow, vest, forfeit, reverse, debt, short, offset, repay, hold, settle,
     # release, grant, give, answer, answered, unanswer, refund
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("run_id", Key, nullable=True),

@@ -25,7 +25,8 @@ from shared.workloads.data.tokenizer import Put
 
 
 def build(request: DatasetWanted, put: Put, skip: Callable[[str], None]) -> DatasetManifest:
-    """Build the kind of dataset that the first record shows; see `build_chat`, `build_text`.
+    """Build a dataset of dialogues if the first record is a dialogue, and otherwise of text; see
+    `build_chat`, `build_text`.
 
     Raises InvalidRunFile, and BadRequest for dialogues without tokenizer or template.
     """

@@ -68,7 +68,7 @@ class SlotCache:
         return cache
 
     def share(self, source: int, slot: int, count: int) -> None:
-        """Copy the first `count` places of a slot to another one."""
+        """Copy the first `count` places of the slot `source` to `slot`."""
         for cache in (tensor for pair in self._layers.values() for tensor in pair):
             cache[slot, :, :count] = cache[source, :, :count]
 
@@ -142,8 +142,8 @@ class CausalDecoder(PromptText):
         places: list[list[int]],
         ends: Sequence[int] = (),
     ) -> NDArray[np.float32]:
-        """Read tokens (B, T) at places (B, T); return logits (B, V) after the last tokens, or after
-        those with the indices `ends`.
+        """Read tokens (B, T) at places (B, T); return logits (B, V) after the last token of each
+        text, or after the tokens with the indices `ends`.
         """
         cache = self._cache
         at = torch.tensor(places, device=self._device)

@@ -93,7 +93,7 @@ class _Product(torch.autograd.Function):
         return back.to(ctx.given), None
 
 
-_IMPORTING = threading.Lock()  # two threads would take each other's hiding for the package
+_IMPORTING = threading.Lock()  # else a thread would restore what another hid
 
 
 def library() -> Any:

@@ -65,7 +65,7 @@ def as_adapter(config: CausalConfig, whole: Weights, target: FormatWanted) -> Co
         f"base_model.model.{name}": whole[name].to(dtype).contiguous()
         for name in (spec.name for spec in schema(config))
     }
-    if config.shape.tie_word_embeddings:  # the head, of which peft reads the same table again
+    if config.shape.tie_word_embeddings:  # peft reads the head from a copy of the table
         for name in trained_whole(config):
             tensors[f"base_model.model.{HEAD}"] = tensors[f"base_model.model.{name}"].clone()
     settings = _adapter_settings(config, lora)

@@ -243,7 +243,8 @@ def _encode(tokenizer: Any, template: ChatTemplate, read: Dialogue) -> Iterator[
             parts.append(np.asarray(ids, np.uint32) | np.uint32(LEARNT if piece.learnt else 0))
         tokens = np.concatenate(parts)
         if len(tokens) > 1:
-            tokens[0] = tokens[0] & np.uint32(TOKEN_BITS) | np.uint32(FIRST)  # no token's target
+            # the first token is no target
+            tokens[0] = tokens[0] & np.uint32(TOKEN_BITS) | np.uint32(FIRST)
             yield _Dialogue(hashlib.sha256(tokens.tobytes()).digest(), tokens, size)
 
 

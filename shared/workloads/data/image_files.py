@@ -1,4 +1,5 @@
-"""Image files, written and read by Pillow: PNG, JPEG and four other kinds, for any file name.
+"""Image files, written and read by Pillow: PNG, JPEG and four other kinds, recognised by their
+content.
 
 Files may be hostile. The header is read first, and an image that is too large, or too large for so
 short a file, is refused before decoding, so that the length of a file bounds its cost. The formats'
@@ -57,7 +58,8 @@ def open_image(
     """Decode an image in one of `formats`, with at most `pixels_max` pixels.
 
     A JPEG may be scaled down, with both sides at least `side` long, if that is not 0. Raises
-    BadRequest, with a sentence, for another, too large, damaged or truncated file.
+    BadRequest, with a sentence, for a file of another format, and for one that is too large,
+    damaged or truncated.
     """
     try:
         image = _open_checked(data, formats, pixels_max)
@@ -77,7 +79,9 @@ def open_image(
 
 
 def _open_checked(data: bytes, formats: tuple[Format, ...], pixels_max: int) -> Image.Image:
-    """Check the header of an image against the limits. Raises BadRequest, and Pillow's errors."""
+    """Return an image, not decoded yet, whose header is within the limits. Raises BadRequest, and
+    Pillow's errors.
+    """
     image = Image.open(BytesIO(data), formats=formats)
     width, height = image.size
     if width * height > pixels_max:

@@ -34,7 +34,7 @@ def unpack(data: bytes, kind: type[T], bytes_max: int, records_max: int) -> list
     large files.
     """
     text = _expand(data, bytes_max)
-    ends = text.count(b"\n") + text.count(b"\r")  # counted first: 256 MiB make a list of 2 GiB
+    ends = text.count(b"\n") + text.count(b"\r")  # a list of 256 MiB of lines takes 2 GiB
     if ends > 2 * records_max:
         raise BadRequest(f"a file has at most {records_max} lines, this one has more")
     lines = text.splitlines()

@@ -178,7 +178,7 @@ def only_list(path: Path) -> list[msgspec.Raw]:
 
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to read, or the file inside one that gzip compressed."""
+    """Open a file to read; a file that gzip compressed is read unpacked."""
     with path.open("rb") as file:
         if file.read(len(GZIP)) != GZIP:
             file.seek(0)
@@ -201,7 +201,7 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def suffix(path: Path) -> str:
-    """Return the suffix of a file, or of the file inside one with the suffix of gzip."""
+    """Return the suffix of a file in lower case, without that of gzip: ".jsonl" for a.jsonl.gz."""
     inside = path.with_suffix("") if path.suffix.lower() == ".gz" else path
     return inside.suffix.lower()
 
@@ -251,7 +251,8 @@ class _RowLines:
 
     def taken(self, delimiter: str) -> tuple[int, str]:
         """Return the first line of the finished row, and its fault: "end" for a quotation mark that
-        is not closed at the end of the file, "quote" for one that is closed in a later row.
+        is not closed at the end of the file, "quote" for a quotation mark that is closed in a later
+        row, "" for no fault.
         """
         lines, first = self.lines, self.first
         blank = next((n for n, line in enumerate(lines) if line.strip("\r\n")), 0)
@@ -273,7 +274,9 @@ def _unclosed(name: str, line: int) -> str:
 
 
 def not_unicode(name: str, error: UnicodeError) -> str:
-    """Return the sentence about a file in another encoding, with the likely one."""
+    """Return the sentence about a file that is not UTF-8, with the encoding that it probably
+    has.
+    """
     if not isinstance(error, UnicodeDecodeError) or "utf-16" in error.encoding:
         return (
             f"{name}: it begins with the mark of UTF-16 but is not valid UTF-16: save it as UTF-8"
@@ -344,7 +347,7 @@ def _decoded(data: bytes, place: str, number: int, skipped: Skipped) -> Iterator
 
 
 def _lines(file: Any) -> Iterator[bytes]:
-    """Yield lines of bounded length; the rest of a longer one is skipped."""
+    """Yield lines of bounded length; the rest of a longer line is skipped."""
     while line := file.readline(_LINE_BYTES_MAX + 1):
         yield line
         while len(line) > _LINE_BYTES_MAX and line and not line.endswith(b"\n"):

@@ -33,7 +33,9 @@ def is_table(path: Path) -> bool:
 
 
 def tables_in(folder: Path, skipped: Skipped) -> list[Path]:
-    """Return the tables of a folder; other splits than "train" are added to `skipped`."""
+    """Return the tables of a folder. If it has a split "train", its other splits are left out, and
+    added to `skipped`.
+    """
     tables = [path for path in walk(folder) if is_table(path)]
     splits = {path: _split(path.relative_to(folder)) for path in tables}
     if "train" not in splits.values():

@@ -82,8 +82,8 @@ class Bounded(ImmutableSandboxedEnvironment):
 
     @override
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Compute an operator whose result may be large. Raises TimeoutError for a far too large
-        one.
+        """Compute an operator whose result may be large. Raises TimeoutError if the result would be
+        far too large.
         """
         size = _size(left) + _size(right)
         if operator == "**" or (operator == "*" and isinstance(right, int) and _has_length(left)):
@@ -187,7 +187,7 @@ def _call(name: str, values: list[nodes.Expr]) -> nodes.Call:
 
 
 def _small(function: Callable[..., object]) -> Callable[..., object]:
-    """Return a filter that refuses huge numbers."""
+    """Return a filter whose arguments may not be huge numbers."""
 
     @wraps(function)
     def checked(*args: object, **kwargs: object) -> object:

@@ -19,7 +19,7 @@ from shared.workloads.data.windows import Windows, spread, windows_of
 
 _EVAL_TOKENS = 32_768
 _EVAL_FLOPS = 6e11  # twenty seconds on a slow core
-_LOGITS_MAX = 16 << 20  # elements held at a time
+_LOGITS_MAX = 16 << 20  # elements of the logits at one time
 
 # Returns the loss of each target, (B, T), in nats, for tokens (B, T + 1).
 Losses = Callable[[NDArray[np.int64]], NDArray[np.float32]]
@@ -70,8 +70,8 @@ def heldout_loss(
     the data; `budget_s` and `stop` end the measurement early.
 
     The metrics are "loss" in nats a token, "perplexity", "tokens" (number counted), "complete" 1 or
-    0, for dialogues "dialogues" and "cut", those longer than the context, and "bits_per_byte" if
-    the manifest has `bytes_per_token`. `heldout` has the held-out chunks. Raises InvalidRunFile.
+    0, for dialogues "dialogues" and "cut" (dialogues longer than the context), and "bits_per_byte"
+    if the manifest has `bytes_per_token`. `heldout` has the held-out chunks. Raises InvalidRunFile.
     """
     marked = dtype_of(heldout.manifest) == MARKED
     read = _dialogues(heldout, reading) if marked else _windows(heldout, reading)

@@ -44,8 +44,8 @@ class ToolCallForm(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, template: ChatTemplate, end: str) -> Self | None:
-        """Return a template's form, without the text `end` that ends an answer; None for a
-        template that writes no calls, or not as objects.
+        """Return a template's form, without the text `end` that ends an answer; None for a template
+        that writes no calls, or writes them otherwise than as objects.
         """
         single, several = (
             _answer_with_calls(template, _NAMES[:1]),
@@ -113,7 +113,7 @@ def _answer_with_calls(template: ChatTemplate, names: tuple[str, ...]) -> str:
 
 
 def _find_call(text: str, name: str) -> _Object | None:
-    """Return the object that calls a function; None if there is none."""
+    """Return the object that calls the function `name`; None if no object calls it."""
     for start, value, stop in _objects(text):
         keys = {field: key for key, field in value.items() if isinstance(field, str)}
         tables = [key for key, field in value.items() if field == _ARGUMENTS]

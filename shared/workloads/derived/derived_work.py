@@ -35,7 +35,7 @@ class EvenPace(MicroBatchPace):
         super().__init__(batch, flops_per_sample, "cuda")
         quick = max(_PORTION_MIN, int(_PORTION_FLOPS / max(1.0, flops_per_sample)))
         self.micro = -(-batch // -(-batch // quick))
-        self.frugal = False  # keeps what the backward pass needs in the memory of the host
+        self.frugal = False  # True: the backward pass's tensors stay on the host
 
     @override
     def record(self, samples: int, seconds: float, kept_bytes: int = 0) -> None:
@@ -79,7 +79,7 @@ class DerivedWork(StepWork):
         self._even: EvenPace | None = None
         if not derived.additive:
             self._pace = self._even = EvenPace(min(job.batch_size, len(rows)), derived.flops)
-        self._plain = False  # computes attention by its parts, for their dropout
+        self._plain = False  # True: attention is computed by its parts
         self._before = self._buffers()
 
     @override

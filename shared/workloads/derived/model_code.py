@@ -128,8 +128,8 @@ def table_of(code: ModelCode[Any, Any], values: Mapping[str, object]) -> dict[st
 
 
 def options_of(code: ModelCode[Any, Any], options: Mapping[str, str]) -> dict[str, object]:
-    """Return the options of `samples`, as its parameters after the first have their types. Raises
-    InvalidRunFile.
+    """Return the options of `samples`, converted to the types of its parameters after the first.
+    Raises InvalidRunFile.
     """
     if code.samples is None:
         raise InvalidRunFile(
@@ -159,8 +159,8 @@ def _dataclass_of(function: Callable[..., object]) -> type | None:
 def _table(
     code: ModelCode[Any, Any], function: Callable[..., object], skip: int = 0
 ) -> type[msgspec.Struct]:
-    """Return the parameters of a function as a table. Raises InvalidRunFile for one without a
-    type.
+    """Return the parameters of a function as a table. Raises InvalidRunFile for a parameter without
+    a type.
     """
     source = _dataclass_of(function) or function
     hints = get_type_hints(source, include_extras=True)

@@ -1,8 +1,8 @@
 """Workload of an author's model, derived from its `ModelCode`.
 
-The author's module is imported only by a process that computes. For the others a child process
-reads tables, builds the model once, and counts what a sample costs. The config of a run holds what
-was derived, so command lines and servers never import torch.
+The author's module is imported only by a process that computes. For other processes, a child
+process reads tables, builds the model once, and counts what a sample costs. The config of a run
+holds what was derived, so command lines and servers never import torch.
 """
 
 from __future__ import annotations

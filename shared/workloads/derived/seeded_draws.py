@@ -36,7 +36,9 @@ aten = torch.ops.aten
 
 
 class AttentionDropout(InvalidRunFile):
-    """A fused attention would draw its dropout itself; attention by its parts does not."""
+    """Refusal of a fused attention with dropout, which would draw its own random numbers; attention
+    that is computed by its parts does not.
+    """
 
 
 class RandomSource(Protocol):
@@ -47,7 +49,7 @@ class RandomSource(Protocol):
     def normal(self, shape: Sequence[int], device: torch.device) -> Tensor: ...
 
     def chance(self, share: float, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Return booleans, of which a share is true."""
+        """Return booleans, each True with the probability `share`."""
 
 
 class InitialDraws:
@@ -72,8 +74,8 @@ class InitialDraws:
 
 
 class SampleDraws:
-    """Draws of samples `first`, `first` + 1, ... of a step: the rows of a tensor belong to the
-    samples if it has as many or a multiple, else to the step.
+    """Draws of samples `first`, `first` + 1, ... of a step: a tensor's rows are drawn for the
+    samples if their number is a multiple of the samples', and otherwise for the step.
     """
 
     def __init__(self, seed: int, step: int, first: int, count: int) -> None:
@@ -121,7 +123,7 @@ class SeededDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     @override
     def _should_skip_dynamo(cls) -> bool:
-        return False  # importing torch's compiler takes as long as torch
+        return False  # True would import torch's compiler, as slow as torch
 
     @override
     def __torch_dispatch__(

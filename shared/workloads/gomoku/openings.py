@@ -27,7 +27,9 @@ def drawn(rules: BoardRules, seed: int, plies: int) -> tuple[int, ...]:
 
 
 def fixed(rules: BoardRules, number: int) -> tuple[int, ...]:
-    """Return the opening of games 2 n and 2 n + 1 of every match, near the centre."""
+    """Return the opening, near the centre, of games 2 `number` and 2 `number` + 1 of every
+    match.
+    """
     side = min(rules.size, rules.size // 2 + 2)
     margin = (rules.size - side) // 2
     middle = [

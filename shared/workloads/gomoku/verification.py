@@ -43,7 +43,7 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     hashes: Mapping[int, str]
     player: Callable[[int], Evaluator]
     seed: int  # secret until the games are submitted: chooses the positions
-    share: float = 0.0  # share of each game's positions, if that is more than `FIRST`
+    share: float = 0.0  # share of a game's positions to search again, at least `FIRST`
 
 
 class Spot(msgspec.Struct, frozen=True, kw_only=True):

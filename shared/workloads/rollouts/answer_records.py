@@ -37,7 +37,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     logprobs: bytes  # see `quantised`
 
     def answers(self) -> list[NDArray[np.int64]]:
-        """Return the tokens of each answer. Raises InvalidGroup unless the sums are correct."""
+        """Return the tokens of each answer. Raises InvalidGroup unless `lengths` fit the bytes."""
         if min(self.lengths, default=0) < 1:
             raise InvalidGroup(f"problem {self.problem}: an answer has no token")
         whole = sum(self.lengths)

@@ -16,7 +16,7 @@ from shared.workloads.rollouts.problems import Problem, reward
 PROBLEMS = 256  # most held-out problems of a measurement
 SHOWN = 12
 SLOTS = 64
-NO_FILES: Mapping[str, Path] = {}  # a model of bytes needs none
+NO_FILES: Mapping[str, Path] = {}  # a model of bytes needs no file
 
 
 def answered(

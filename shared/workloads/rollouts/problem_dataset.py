@@ -107,8 +107,8 @@ class PromptWriter:
             self.tokenizer.encode_special_tokens = self.template is None
 
     def text(self, turns: Sequence[DialogueTurn]) -> str:
-        """Return the text of a prompt. Raises InvalidRunFile for turns without a template, or that
-        it refuses.
+        """Return the text of a prompt. Raises InvalidRunFile without a template, and for turns that
+        the template refuses.
         """
         if self.template is None:
             raise InvalidRunFile(NO_TOKENIZER)
@@ -225,7 +225,7 @@ def _stored(problems: Sequence[Problem], put: Put) -> ChunkRef:
 
 
 def _records(path: Path) -> Iterator[Record]:
-    """Yield the records of a file. Raises InvalidRunFile for a malformed one."""
+    """Yield the records of a file. Raises InvalidRunFile for a malformed record."""
     skipped = Skipped()
     for record in records(path, FIELDS, skipped, path.name):
         if skipped.sentences:

@@ -47,8 +47,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reward(problem: Problem, answer: str) -> float:
-    """Return the weighted mean of the rewards of an answer, 0 ... 1; 0 over `ANSWER_CHARS_MAX`, and
-    0 from a verifier that breaks. Raises InvalidRunFile.
+    """Return the weighted mean of the rewards of an answer, 0 ... 1; 0 for an answer of more than
+    `ANSWER_CHARS_MAX` characters. A verifier that breaks counts as 0. Raises InvalidRunFile.
     """
     if len(answer) > ANSWER_CHARS_MAX:
         return 0.0
@@ -89,8 +89,8 @@ BYTES = Text(encoded, encoded, decoded, END, 256)
 
 
 def solution(problem: Problem) -> str | None:
-    """Return a right answer, with numbers written without exponents. None if only a search finds
-    one, or if an answer that is right by one reward is not right by the others.
+    """Return a right answer, with numbers written without exponents. None if only a search finds an
+    answer, or if an answer that is right by one reward is not right by the others.
     """
     answers = [answer for part in problem.rewards if (answer := _solution(part)) is not None]
     if len(problem.rewards) > 1:

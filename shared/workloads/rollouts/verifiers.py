@@ -56,7 +56,7 @@ Word = Annotated[str, Meta(pattern=r"^[^\s,;\[\]]{1,64}$")]
 class Verifier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of a verifier's arguments."""
 
-    whole: ClassVar[bool] = False  # judges what stands before the last "answer:" too
+    whole: ClassVar[bool] = False  # True: `reward` gets the whole text
 
     def reward(self, answer: str) -> float:
         """Return the reward of a final answer, 0 ... 1. Never raises."""

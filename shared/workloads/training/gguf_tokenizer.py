@@ -137,8 +137,8 @@ def _pattern(tokenizer: Mapping[str, Any]) -> str:
 
 
 def _prefixed(tokenizer: Mapping[str, Any], *, chat: bool) -> bool:
-    """Return True if a tokenizer of pieces puts a space before a text. Raises BadRequest for one
-    that changes or divides texts.
+    """Return True if a tokenizer of pieces puts a space before a text. Raises BadRequest for a
+    tokenizer that changes or divides texts in other ways.
     """
     changes = _parts(tokenizer.get("normalizer"), "normalizers")
     divider = tokenizer.get("pre_tokenizer") or {"type": ""}

@@ -16,7 +16,7 @@ LOOKS = 32  # most points at which `full_steps` samples the schedule
 
 # Small batches of an untrained model give random directions, and Adam follows each at its full
 # rate: with 40 of 1,200 steps of warm-up, two of six seeds stayed behind for the whole run, with a
-# tenth none did (docs/experiments.md).
+# tenth no seed did (docs/experiments.md).
 WARMUP_SHARE = 0.1
 WARMUP_LEAST, WARMUP_MOST = 20, 500
 WARMUP_UNKNOWN = 100  # warm-up of a run without an end

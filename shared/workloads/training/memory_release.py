@@ -1,4 +1,5 @@
-"""Release of a device's cached memory: by a pause, the end of a task, and after it ran out.
+"""Release of a device's cached memory: at a pause, at the end of a task, and after the memory ran
+out.
 
 This module imports no torch: a program that never loaded it has nothing to release.
 """

@@ -169,7 +169,9 @@ class Ranks:
         dist.init_process_group(rank=0, **joining)
 
     def _lost(self) -> RankLost:
-        """Stop all ranks, and exclude the dead ones (all, if none is dead) from the task."""
+        """Stop all ranks, and exclude the dead ranks (all ranks, if no rank is dead) from the
+        task.
+        """
         for rank in self._ranks:
             rank.process.join(DYING_S / len(self._ranks))
         alive = tuple(rank.device for rank in self._ranks if rank.process.is_alive())

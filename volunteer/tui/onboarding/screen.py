@@ -237,13 +237,15 @@ class Onboarding(Page):
         self.step.proceed()
 
     def action_back(self) -> None:
-        """Go one step back, but not before the making of the account."""
+        """Go one step back, but not to the steps that made the account."""
         if self.at > self._first_reachable:
             self._go(self.at - 1)
 
     @property
     def _first_reachable(self) -> int:
-        """Return the first step to which the user can go back: none before the account was made."""
+        """Return the number of the first step that can be reached: the limits once the account is
+        made.
+        """
         return STEPS.index(LimitsStep) if self.choice.joined else 0
 
     def action_skip(self) -> None:
@@ -271,7 +273,9 @@ class Onboarding(Page):
 
 
 def step_line(at: int, scene: Scene, cells: int) -> Line:
-    """Return the row of steps with their names, or only with the present one's if room is short."""
+    """Return the row of steps with their names, or only the present step's name if room is
+    short.
+    """
     glyphs = scene.glyphs
     spans: list[Span] = []
     names = [_(step.TITLE) for step in STEPS]

@@ -11,7 +11,7 @@ from volunteer.tui.text import Line, fit, left, paragraph
 from volunteer.tui.widgets.board import STONES
 
 MOVES_SHOWN = 6
-LEVEL_WORDS = (N_("easy"), N_("middle"), N_("hard"))  # of LEVELS
+LEVEL_WORDS = (N_("easy"), N_("middle"), N_("hard"))  # words for `LEVELS`
 EMPTY = BoardAnalysis(board=(), over=False)
 
 

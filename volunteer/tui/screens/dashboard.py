@@ -85,7 +85,8 @@ def _turned(
 ) -> Arrangement:
     """Return the cards of `top` and the group whose turn it is.
 
-    A sample replaces the curves too, because four rows hold no picture and one line of text.
+    A sample replaces the curves too, because four rows hold no picture, and of a text only one
+    line.
     """
     group = groups[turn % len(groups)]
     if group == ("sample",):

@@ -87,7 +87,7 @@ def field_at(state: BoardState, x: int, y: int, width: int, height: int) -> int:
 
 
 def _before(state: BoardState, field: int, *, first: bool) -> str:
-    """Return the bracket or space between a field and the one to its left."""
+    """Return the bracket or space between a field and the field to its left."""
     opening = {state.cursor: "[", state.last: "("}.get(field)
     if opening or first:
         return opening or " "

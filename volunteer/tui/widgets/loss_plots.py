@@ -17,7 +17,7 @@ from volunteer.tui.widgets.raster import average
 
 
 class TaskPlot(Plot):
-    """Loss of the shown task, or of the last one: every step dim, the mean bold."""
+    """Loss of the shown task, or else of the last task: every step dim, the mean bold."""
 
     @override
     def heading(self, scene: Scene) -> tuple[str, str]:

@@ -128,7 +128,7 @@ class SampleView(Container):
             else:
                 await self.query_one(PictureView).show_png(png)
         except VolunteerError:
-            self.remove_class("-drawn")  # the dots show the sample already
+            self.remove_class("-drawn")  # the text shows the sample in dots
             return
         self.set_class(not plain, "-drawn")
 

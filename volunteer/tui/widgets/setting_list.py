@@ -55,7 +55,8 @@ class SettingList(Vertical):
     """List of settings that can be changed in place.
 
     `rows` returns the settings; `names` selects and orders those shown (empty: all, under
-    headings). A second click changes a setting, as do enter if `by_enter` and `change`.
+    headings). A second click changes a setting; so does enter, if `by_enter`, and the method
+    `change`.
     """
 
     DEFAULT_CSS = """

@@ -1,4 +1,4 @@
-"""Card of the running task: stage, progress, time left, pay; or the reason why there is none."""
+"""Card of the running task: stage, progress, time left, pay; or the reason why no task runs."""
 
 from __future__ import annotations
 
