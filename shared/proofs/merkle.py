@@ -175,7 +175,7 @@ def _split(size: int) -> int:
 def _range_hash(nodes: Nodes, low: int, high: int) -> bytes:
     """Return the hash over entries [low, high) of the tree."""
     size = high - low
-    if size & (size - 1) == 0 and low % size == 0:
+    if size & (size - 1) == 0:  # a complete subtree: the split leaves `low` a multiple of its size
         return nodes(size.bit_length() - 1, low // size)
     middle = low + _split(size)
     return parent(_range_hash(nodes, low, middle), _range_hash(nodes, middle, high))

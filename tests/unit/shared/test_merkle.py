@@ -223,6 +223,15 @@ def test_bounds_of_what_proves_anything() -> None:
     assert not included(leaf, -1, 1, [], leaf)
     assert not included(leaf, 0, 0, [], leaf)
     assert not included(leaf, 0, 2, [short], merkle.parent(leaf, short))
+    other = merkle.leaf(b"b")
+    left, right = merkle.parent(leaf, other), merkle.parent(other, leaf)
+    assert not included(leaf, 0, 4, [other], left)  # a path that ends below the root
+    assert not included(leaf, 0, 1, [other], right)  # and one that goes on above it
+    assert not consistent(1, 4, [other], leaf, left)
+    tree = grown([b"a", b"b", b"c", b"d"])
+    proof = [*merkle.consistency_proof(tree.node, 3, 4), other]
+    above = [merkle.parent(other, root_of(tree.node, size)) for size in (3, 4)]
+    assert not consistent(3, 4, proof, *above)
     assert consistent(1, 1, [], leaf, leaf)
     assert not consistent(0, 0, [], leaf, leaf)
     assert not consistent(1, 0, [], leaf, leaf)

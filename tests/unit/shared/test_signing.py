@@ -22,6 +22,7 @@ from shared.proofs.signing import (
     fingerprint,
     fingerprint_fits,
     verify,
+    verify_text,
 )
 
 
@@ -61,6 +62,22 @@ def test_only_the_signed_bytes_verify(key: SigningKey) -> None:
     ):
         with pytest.raises(BadSignature):
             verify(public, payload, claim)
+        with pytest.raises(BadSignature):
+            verify_text(public.hex(), payload.decode(), claim.hex())
+    verify_text(key.public_key.hex(), "version 7", signature.hex())
+    with pytest.raises(BadSignature):
+        verify_text(key.public_key.hex(), "version 7", "no hexadecimal")
+
+
+def test_a_key_is_stored_on_a_file_system_without_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("os.link", refuse)
+    first = SigningKey.load_or_create(tmp_path / "key.pem")
+    assert SigningKey.load_or_create(tmp_path / "key.pem").public_key == first.public_key
 
 
 def test_signatures_are_those_of_rfc_8032(tmp_path: Path) -> None:
