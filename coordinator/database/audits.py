@@ -39,7 +39,7 @@ from shared.workloads.base import DatasetManifest, Job
 NONE, OTHER = (
     -1,
     -2,
-)  # NONE stands for an auditor without an invite, OTHER for an audited account without one
+)  # NONE stands for an auditor without an invite, OTHER for an audited account without an invite
 SEEN_S = 86_400.0  # an auditor's machine must have sent a heartbeat within this time
 
 
@@ -123,8 +123,8 @@ def to_open(conn: Connection, now: float) -> list[int]:
 
 
 def is_anybody(conn: Connection, row: VolunteerRow, price_micro: int, now: float) -> bool:
-    """Return True if a vetted account, active within a day, may audit work of this account and
-    price.
+    """Return True if any vetted account that was active within a day may audit work of the account
+    `row` at this price.
     """
     invite = OTHER if row.invite_id is None else row.invite_id
     values = {"volunteer": row.id, "invite": invite, "network": row.network}
@@ -187,7 +187,7 @@ def _marks(row: Any) -> AccountMarks:
 
 
 def works(conn: Connection, ids: Iterable[int]) -> Mapping[int, AuditLease]:
-    """Return the audit leases of those of these tasks that are audits, by task."""
+    """Return the leases of the audits among these tasks, by task."""
     rows = {task_id: by_task(conn, task_id) for task_id in ids}
     return {task_id: _work(conn, row) for task_id, row in rows.items() if row is not None}
 

@@ -161,7 +161,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     standing: State
     invited: bool
     suspended_reason: str
-    rests: Mapping[int, float]  # time until which no task of a run is leased
+    rests: Mapping[int, float]  # time until which the machine gets no task of a run, by run
     unproven: int  # recomputes of the account in a row that proved nothing
     rest_until: float  # no task is leased to the account before this time; 0 = none
 
@@ -170,7 +170,7 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """Workloads and devices of a machine, as it registered them."""
 
     workloads: frozenset[str] = frozenset()
-    devices: frozenset[str] = frozenset()  # empty if it reported none
+    devices: frozenset[str] = frozenset()  # empty if the machine reported no device
 
 
 def abilities(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Abilities]:
@@ -285,7 +285,7 @@ _STATE = select(*(runs.c[name] for name in StateLine.__struct_fields__)).order_b
 
 
 def states(conn: Connection, names: Sequence[str]) -> dict[str, StateLine]:
-    """Return the states of the runs with these names, and of the paused ones."""
+    """Return the states of the runs with these names, and of all paused runs."""
     query = _STATE.where(runs.c.name.in_(names) | (runs.c.state == "paused"))
     return {row["name"]: StateLine(**row) for row in conn.execute(query).mappings()}
 

@@ -240,8 +240,8 @@ _ACCEPTED_OF = (
 def good_of(
     conn: sa.Connection, volunteer_id: str, since: float, after: int, limit: int
 ) -> list[ContributionRow]:
-    """Lock and return a volunteer's accepted contributions by number: received from `since` on,
-    numbered above `after`.
+    """Lock and return a volunteer's accepted contributions in the order of their numbers, at most
+    `limit`: received from `since` on, and numbered above `after`.
     """
     values = {"where_volunteer_id": volunteer_id, "since": since, "after": after, "most": limit}
     return [_row(row) for row in conn.execute(_GOOD_OF, values).mappings()]

@@ -25,7 +25,9 @@ _SKIPPED = "dataset.skipped."  # + the number of the dataset: a key of `meta`
 
 
 class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of `datasets`, its manifest decoded (with the held-out split: never sent as is)."""
+    """One row of `datasets`, with its manifest decoded. The manifest lists the held-out split, so
+    it is never sent unchanged.
+    """
 
     id: int
     name: str

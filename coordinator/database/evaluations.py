@@ -151,7 +151,9 @@ def some_measured(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> l
 
 
 def some_sampled(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> list[int]:
-    """Return the versions of `numbers` with a sample, and the first and the newest with one."""
+    """Return the versions of `numbers` with a sample, and the first and the newest version with a
+    sample.
+    """
     query = sa.select(_E.version).where(_shown(run_id))
     versions_sampled = {*conn.execute(query.where(_E.version.in_(numbers))).scalars()}
     for order in (_E.version, _E.version.desc()):
@@ -167,7 +169,9 @@ def samples(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> list[Ve
 
 
 def neighbours(conn: sa.Connection, run_id: int, version: int) -> tuple[int | None, int | None]:
-    """Return the nearest earlier and later version with a sample, each None if there is none."""
+    """Return the nearest earlier and the nearest later version with a sample, each None if no
+    version there has a sample.
+    """
     older = sa.select(sa.func.max(_E.version)).where(_shown(run_id), _E.version < version)
     newer = sa.select(sa.func.min(_E.version)).where(_shown(run_id), _E.version > version)
     return conn.execute(older).scalar(), conn.execute(newer).scalar()
@@ -219,7 +223,7 @@ def put_scores(conn: sa.Connection, run_id: int, scores: list[SuiteScoreRow], no
 
 
 def last_version(conn: sa.Connection, run_id: int) -> int | None:
-    """Return the newest version that a suite measured; None without one."""
+    """Return the newest version that a suite measured; None if no suite has measured a version."""
     return conn.execute(sa.select(sa.func.max(_S.version)).where(_S.run_id == run_id)).scalar()
 
 

@@ -299,7 +299,7 @@ def matches_of(conn: Connection, run_id: int) -> list[MatchRow]:
 
 
 def count_matches(conn: Connection, run_id: int) -> tuple[int, int]:
-    """Return the number of matches and the newest version that played one, or (0, 0)."""
+    """Return the number of matches and the newest version that played a match, or (0, 0)."""
     newest = func.coalesce(func.max(matches.c.version), 0)
     count, version = conn.execute(
         select(func.count(), newest).where(matches.c.run_id == run_id)

@@ -43,7 +43,7 @@ def put_new(conn: Connection, key: str, value: str) -> bool:
 
 
 def locked(conn: Connection, key: str) -> str:
-    """Return a value, locked until the transaction ends; a missing one is inserted as ""."""
+    """Return a value, locked until the transaction ends; a missing value is inserted as ""."""
     conn.execute(insert_new(conn, meta, "key").values(key=key, value=""))
     query = select(meta.c.value).where(meta.c.key == key).with_for_update()
     return str(conn.execute(query).scalar_one())

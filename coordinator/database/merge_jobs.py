@@ -84,7 +84,7 @@ def of_merge(conn: Connection, merge_id: int) -> list[PartRow]:
 def take(
     conn: Connection, owner: str, now: float, lease_s: float, merge_id: int | None = None
 ) -> PartRow | None:
-    """Lease the next part, of one merge or of any running one; None if no part is ready.
+    """Lease the next part, of the given merge or of any running merge; None if no part is ready.
 
     A part whose owner was silent for too long may be taken over. Merging begins only after every
     survey is finished.

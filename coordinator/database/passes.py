@@ -1,8 +1,8 @@
 """Passes: the cursor over a run's samples, the end of a pass, and the pace of a run's last tasks.
 
-A sample is done when its update is merged. The next pass begins when every range of this one was
-submitted: updates of the last ranges may still wait for their merge, or their ranges come back to
-the queue.
+A sample is done when its update is merged. The next pass begins when every range of the present
+pass was submitted: updates of the last ranges may still wait for their merge, or their ranges come
+back to the queue.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def is_over(conn: Connection, run: RunRow, last: int) -> bool:
 def measure(conn: Connection, run_id: int) -> RunPace | None:
     """Return the pace of a run's last tasks and of their workers; None if there are too few.
 
-    Each volunteer is one voice, the median of its tasks; only vetted ones count if there are any.
+    Each volunteer is one voice, the median of its tasks; only vetted volunteers count if any is
+    vetted.
     """
     t, v = tasks.c, volunteers.c
     columns = (v.id, v.standing, t.steps, t.ended_at - t.begun_at, t.flops)

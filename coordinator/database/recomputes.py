@@ -189,8 +189,9 @@ def take(
     under_way: RecomputeRow | None = None,
 ) -> RecomputeRow | None:
     """Lease to a server the next recompute that no checker or auditor has taken and that is not
-    left to checkers (of the classes `served`); None if none is due. With `under_way`, the recompute
-    that the server makes now, only a much smaller one is leased, and overtakes it.
+    left to checkers (of the classes `served`); None if no recompute is due. With `under_way`, the
+    recompute that the server makes now, only a much smaller recompute is leased, which overtakes
+    it.
     """
     most = RECOMPUTE_FLOPS_MAX if under_way is None else under_way.flops / OVERTAKES_FROM
     values = {"now": holder.now, "served": sorted(served), "most": most}
@@ -205,7 +206,7 @@ def take_for_checker(
     conn: sa.Connection, holder: Holder, kind: str, served: Collection[str]
 ) -> RecomputeRow | None:
     """Return the recompute that a checker has, or lease it the next one of its own class of
-    devices, or of a class that no other machine can compare; None if none is due.
+    devices, or of a class that no other machine can compare; None if no recompute is due.
     """
     row = conn.execute(_LEASED_TO, {"where_owner": holder.owner}).mappings().first()
     if row is not None:
@@ -246,7 +247,7 @@ def add(conn: sa.Connection, row: ContributionRow, order: DrawTerms) -> Recomput
 
 
 def get(conn: sa.Connection, contribution_id: int, *, lock: bool = False) -> RecomputeRow | None:
-    """Return the recompute of a contribution; None without one."""
+    """Return the recompute of a contribution; None if it has no recompute."""
     query = _GET.with_for_update() if lock else _GET
     row = conn.execute(query, {"where_contribution_id": contribution_id}).mappings().first()
     return None if row is None else RecomputeRow(**row)
@@ -260,8 +261,8 @@ _END = (
 def end(
     conn: sa.Connection, contribution_id: int, result: Result, messages: tuple[str, str], now: float
 ) -> bool:
-    """Record a result; return False if there was one before. `messages` are its sentence and its
-    measurement (a `Redone`, as JSON).
+    """Record the result of a draw; return False if the draw had a result before. `messages` are its
+    sentence and its measurement (a `Redone`, as JSON).
     """
     message, measured = messages
     values = {"result": result, "message": message, "measured": measured, "ended_at": now}
@@ -398,7 +399,7 @@ _NEWEST_WORK = (
 
 
 def newest_work(conn: sa.Connection, run_id: int) -> str | None:
-    """Return the stored task of a run's newest draw of an update; None without one."""
+    """Return the stored task of a run's newest draw of an update; None without such a draw."""
     return conn.execute(_NEWEST_WORK, {"where_run_id": run_id}).scalar()
 
 
@@ -465,7 +466,9 @@ _NEWEST = sa.select(_K.kind, sa.func.max(_K.seen_at)).group_by(_K.kind)
 
 
 def see_checker(conn: sa.Connection, name: str, kind: str, now: float) -> bool:
-    """Store that a checker is active; return True if it is new. Long absent ones are deleted."""
+    """Store that a checker is active; return True if it is new. Checkers absent for long are
+    deleted.
+    """
     values = {"kind": kind, "seen_at": now}
     if conn.execute(_SEEN.values(**values), {"where_name": name}).rowcount:
         return False

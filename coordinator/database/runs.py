@@ -230,7 +230,7 @@ def _steering(vetted: bool) -> sa.Select[int]:
         c.volunteer_id == w.volunteer_id, c.worker_id == w.id, equals(c.run_id)
     )
     good = good.where(one_of(c.kind, UPDATES))
-    # Two queries, each by an index: one with OR would read all contributions of a volunteer.
+    # Two queries, each by an index: one query with OR would read all contributions of a volunteer.
     lately = good.where(c.version > sa.bindparam("before")) | good.where(c.state == "accepted")
     delivers = sa.func.sum(sa.case((lately, 1), else_=0))
     deliveries = sa.select(delivers.label("workers")).where(_at_work()).group_by(w.volunteer_id)

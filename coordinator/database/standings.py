@@ -30,7 +30,7 @@ class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
     standing: str  # probation, vetted, suspended
     invited: bool
     accepted: int
-    proofs: int  # passed draws of different tasks since the last one that did not pass
+    proofs: int  # passed draws of different tasks since the last draw that did not pass
     stake_micro: int  # pay that is not free yet
     drawn: DrawCounts
     reason: str = ""  # reason of a suspension

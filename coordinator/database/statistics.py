@@ -40,7 +40,7 @@ class WorkTotals(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int = 0  # good contributions: waiting, merged or not needed
     merged: int = 0
     rejected: dict[str, int] = {}  # counts by reason
-    device_s: float = 0.0  # device time of the good ones
+    device_s: float = 0.0  # device time of the good contributions
 
     @property
     def refused(self) -> int:
@@ -87,7 +87,7 @@ class VolunteerSummary(msgspec.Struct, frozen=True, kw_only=True):
     debt_micro: int = 0
     work: WorkTotals = WorkTotals()
     standing: str = ""  # probation, vetted, suspended
-    proofs: int = 0  # passed draws since the last one that did not pass
+    proofs: int = 0  # passed draws since the last draw that did not pass
     reason: str = ""  # reason of a suspension
 
 
@@ -98,7 +98,9 @@ def work(
     run_id: int | None = None,
     since: float | None = None,
 ) -> dict[str, WorkTotals]:
-    """Return totals by volunteer: of one or all, in one run or all, since an instant or ever."""
+    """Return totals by volunteer: of one volunteer or all, in one run or all, since an instant or
+    ever.
+    """
     c = contributions.c
     query = sa.select(c.volunteer_id, c.state, c.reason, sa.func.count(), sa.func.sum(c.train_s))
     for column, value in ((c.volunteer_id, volunteer_id), (c.run_id, run_id)):
@@ -366,7 +368,9 @@ def summed(
 
 
 def of_run(conn: sa.Connection, run_id: int) -> list[VolunteerSummary]:
-    """Return a run's report: volunteers with work, consent or a named invite; unused invites."""
+    """Return a run's report: the volunteers with work, consent or a named invite, then unused
+    invites.
+    """
     totals, waiting, done = earned(conn, run_id), pending(conn, run_id), work(conn, run_id=run_id)
     agreed = sa.select(consents.c.volunteer_id).where(consents.c.run_id == run_id)
     part = {*totals, *waiting, *done, *conn.execute(agreed).scalars()}

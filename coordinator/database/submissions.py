@@ -252,7 +252,7 @@ _OPEN = one_of(tasks.c.state, ("doing", "todo"))
 
 def advance(conn: sa.Connection, parts: Sequence[EndedPart], now: float) -> None:
     """Move the starts of locked tasks behind their ended parts. Accepted ranges wait for a merge,
-    superseded ones go back to the queue.
+    superseded ranges go back to the queue.
     """
     last = {part.task.id: part for part in parts if part.is_last}
     accepted = {task_id: part.row.id for task_id, part in last.items() if part.accepted}

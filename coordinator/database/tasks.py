@@ -141,7 +141,9 @@ _BY_ID_LOCKED = _BY_ID.with_for_update()
 
 
 def holder(conn: sa.Connection, task_id: int, *, for_update: bool = True) -> TaskRow:
-    """Return a task with its holder, locked until the transaction ends. Raises NotFound."""
+    """Return a task with its holder, locked until the transaction ends unless `for_update` is
+    False. Raises UnknownTask.
+    """
     query = _BY_ID_LOCKED if for_update else _BY_ID
     row = conn.execute(query, {"where_id": task_id}).mappings().first()
     if row is None:
@@ -244,7 +246,7 @@ def begin_all(
     conn: sa.Connection, rows: Sequence[TaskRow], now: float
 ) -> list[Begun | VolunteerError]:
     """Bind the newest versions as the bases of locked tasks that have not begun; return each start
-    of work, or the reason why there is none.
+    of work, or the reason why work cannot start.
     """
     ready = [row.id for row in rows if row.kind != AUDIT and _is_ready(row)]
     bound = conn.execute(_BEGIN, {"now": now, "ids": ready}).mappings().all() if ready else []
@@ -386,7 +388,7 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
     """Set a task back to todo, or to discarded after failures by several volunteers; with `kind`
     None no failure counts. Return the new state.
 
-    If another worker holds the task by now, only the failure is recorded. Raises NotFound.
+    If another worker holds the task by now, only the failure is recorded. Raises UnknownTask.
     """
     row = holder(conn, task_id)
     values: dict[str, object] = {}
@@ -409,9 +411,9 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
 def is_hopeless(conn: sa.Connection, row: TaskRow, settings: TaskSettings, now: float) -> bool:
     """Return True if enough different volunteers have failed a task, or timed out on it.
 
-    One volunteer is one voice, whatever its number of machines, and only vetted ones count if any
-    works for the run. A vetted volunteer decides alone only if nobody else works for it, or if the
-    task is over data of its own.
+    One volunteer is one voice, whatever its number of machines, and only vetted volunteers count if
+    any of them works for the run. A vetted volunteer decides alone only if nobody else works for
+    the run, or if the task is over data of its own.
     """
     most = settings.max_failures
     if row.home:
@@ -588,7 +590,7 @@ def lines(
 
 
 def requeue(conn: sa.Connection, ids: Sequence[int] | None, run_id: int | None = None) -> list[int]:
-    """Requeue discarded tasks without counting a failure: the given ones, or all of a run; return
+    """Requeue discarded tasks without counting a failure: the tasks `ids`, or all of a run; return
     the ids.
     """
     conditions = [tasks.c.state == "discarded", runs.c.state.in_(("running", "paused"))]

@@ -75,8 +75,8 @@ def _row(name: str, since: float) -> dict[str, str | float]:
 
 
 def announce(conn: sa.Connection, names: Collection[str], since: float) -> dict[str, str]:
-    """Announce blobs that are about to be written; return the serials of the announcements by name,
-    without those of blobs that a sweep deletes meanwhile.
+    """Announce blobs that are about to be written; return the serials of the announcements by name;
+    blobs that a sweep is deleting are left out.
     """
     if not names:
         return {}
@@ -108,10 +108,10 @@ def reference(
 ) -> None:
     """Take registered blobs out of the sweep's reach.
 
-    Raises Unavailable for a blob that is being deleted, and for a `new` one whose announcement no
-    longer has its serial in `serials`: a sweep deleted it before this transaction. `serials` is
-    None if rows have referred to the blobs since they were announced: any announcement is then
-    theirs.
+    Raises Unavailable for a blob that is being deleted, and for a `new` blob whose announcement no
+    longer has its serial in `serials`: a sweep deleted the blob before this transaction. `serials`
+    is None if rows have referred to the blobs since they were announced: then any announcement
+    counts.
     """
     if not names:
         return
@@ -157,14 +157,14 @@ def take(
 
 def hold(conn: sa.Connection, names: Collection[str], owner: str, now: float) -> list[str]:
     """Hold blobs for deletion in the transaction that takes the last reference to them away; return
-    those of them that are announced and not registered.
+    the held blobs, which are announced and not registered.
     """
     values = {"names": sorted(names), "now": now, "owner": owner}
     return sorted(conn.execute(_HOLD, values).scalars()) if names else []
 
 
 def end_sweep(conn: sa.Connection, owner: str, deleted: Sequence[str]) -> None:
-    """Forget the names whose blobs a sweeper has deleted; let go of the rest that it took."""
+    """Forget the names whose blobs a sweeper has deleted; release the other names that it holds."""
     if deleted:
         conn.execute(_DELETED, {"names": list(deleted), "owner": owner})
     conn.execute(_RELEASE, {"owner": owner})

@@ -128,6 +128,8 @@ def expired(conn: sa.Connection, now: float, limit: int) -> list[str]:
 def remove(
     conn: sa.Connection, upload_ids: Sequence[str], *, incomplete: bool = False
 ) -> list[str]:
-    """Delete uploads, or only those that are `incomplete`; return the ids of the deleted ones."""
+    """Delete uploads, or only the `incomplete` ones among them; return the ids of the deleted
+    uploads.
+    """
     statement = _INCOMPLETE if incomplete else _SETTLED
     return list(conn.execute(statement, {"ids": upload_ids}).scalars()) if upload_ids else []

@@ -20,7 +20,7 @@ from shared.errors import Conflict
 from shared.protocol.base import ContributionState
 from shared.protocol.contributions import Verdict
 
-# Verdicts younger than this are sent again: a transaction may commit an older number late.
+# Verdicts younger than this are sent again: a lower number may be committed later.
 RECENT_S = 60.0
 # States of a contribution: received -> checking -> accepted -> merged, or another end.
 TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
@@ -87,8 +87,8 @@ _MERGE_ALL = (
 def merge_all(
     conn: sa.Connection, rows: Sequence[ContributionRow], version: int, now: float
 ) -> bool:
-    """Mark all rows merged into `version`, and their tasks done; return False if one was no longer
-    accepted.
+    """Mark all rows merged into `version`, and their tasks done; return False if a row was no
+    longer accepted.
     """
     ids = [row.id for row in rows]
     changed = conn.execute(_MERGE_ALL, {"ids": ids, "into": version, "now": now})
@@ -253,9 +253,9 @@ def news(
 ) -> tuple[list[Verdict], int]:
     """Return a worker's unseen verdicts, and the number to pass as `since` in the next call.
 
-    Rows are numbered before their commit, so one may appear below `since`. If nothing unseen waits,
-    verdicts younger than `recent_at` are sent again, and the client drops the known ones: first
-    those that were sent least often, by `sent_counts`, which is brought up to date.
+    Rows are numbered before their commit, so a row may appear below `since`. If nothing unseen
+    waits, verdicts younger than `recent_at` are sent again, and the client drops the known ones:
+    first those that were sent least often, by `sent_counts`, which is brought up to date.
     """
     values = {"where_worker_id": worker_id, "since": since, "most": limit}
     rows = list(conn.execute(_NEWS, values).mappings())
@@ -318,7 +318,7 @@ def history(
 
 
 def newest(conn: sa.Connection) -> tuple[int, float]:
-    """Return number and instant of the newest verdict; (0, 0.0) without one."""
+    """Return number and instant of the newest verdict; (0, 0.0) without a verdict."""
     query = sa.select(verdicts.c.id, verdicts.c.at).order_by(verdicts.c.id.desc()).limit(1)
     row = conn.execute(query).first()
     return (0, 0.0) if row is None else (int(row[0]), float(row[1]))

@@ -91,7 +91,7 @@ _HEADS = sa.select(runs.c.id, runs.c.name, versions.c.version, versions.c.signat
 
 
 def heads(conn: sa.Connection) -> dict[int, HeadRow]:
-    """Return the newest version of each run that has one; no row of `versions` is ever deleted."""
+    """Return the newest version of each started run; no row of `versions` is ever deleted."""
     return {
         row.id: HeadRow(name=row.name, version=row.version, signature=row.signature)
         for row in conn.execute(_HEADS)
@@ -128,8 +128,8 @@ def _pair(row: Any) -> tuple[VersionRow, EvaluationRow]:
 
 
 def pace(conn: sa.Connection, run_id: int, head: int) -> tuple[float, float]:
-    """Return the newest version's time and the mean seconds between recent ones (0 for one). Raises
-    NotFound for a run without a version.
+    """Return the newest version's time and the mean seconds between recent versions (0 for a single
+    version). Raises NotFound for a run without a version.
     """
     v, first = versions.c, max(0, head - PACE_VERSIONS)
     query = sa.select(v.created_at).where(v.run_id == run_id, v.version.in_((first, head)))

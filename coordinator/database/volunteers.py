@@ -58,7 +58,7 @@ class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def takes_part(self) -> bool:
-        """True if the account is neither banned, forgotten nor suspended."""
+        """Return True if the account is neither banned, forgotten nor suspended."""
         return self.state == "active" and self.standing != "suspended"
 
 
@@ -99,7 +99,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worker_state(state: str, last_seen_at: float, now: float) -> WorkerState:
-    """Return the state of a worker: its last heartbeat's, or offline if that is too old."""
+    """Return the state of a worker as its last heartbeat said, or offline if that is too old."""
     if state == "left":
         return "left"
     if now - last_seen_at > OFFLINE_S:
@@ -111,7 +111,7 @@ def worker_state(state: str, last_seen_at: float, now: float) -> WorkerState:
 
 
 def credentials(conn: Connection, worker_id: str) -> Credentials | None:
-    """Return the credentials of a worker; None for an unregistered one."""
+    """Return the credentials of a worker; None for an unregistered worker."""
     v, w = volunteers.c, workers.c
     query = (
         select(w.id.label("worker_id"), w.secret_hash, w.revoked_at, w.state.label("machine"))
@@ -286,7 +286,7 @@ def set_volunteer(conn: Connection, volunteer_id: str, **values: object) -> None
 
 
 def rename(conn: Connection, volunteer_id: str, nickname: str, key: str) -> bool:
-    """Rename an account; return False if another has a nickname that looks alike."""
+    """Rename an account; return False if another account has a nickname that looks alike."""
     other = select(
         exists().where(volunteers.c.nickname_key == key, volunteers.c.id != volunteer_id)
     )

@@ -27,7 +27,7 @@ class DriftPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def provable_steps(points: Sequence[DriftPoint], planned: int) -> int:
-    """Return the most steps, of `planned` ones, whose drift stays below `DRIFT_SOUGHT`; at least 1.
+    """Return the most steps whose drift stays below `DRIFT_SOUGHT`, from 1 to `planned`.
 
     Between two points the drift is taken to grow exponentially, and at the last rate beyond the
     last point, up to `EXTRAPOLATED` times its steps.

@@ -148,10 +148,11 @@ class DrawCounts(OverviewPart, frozen=True, kw_only=True):
 
 
 class Backlog(OverviewPart, frozen=True, kw_only=True):
-    """Waiting recomputes, and the capacity that would clear them."""
+    """Waiting recomputes, the time that they take, and the reasons why some cannot be made."""
 
     waiting: int = 0  # recomputes without a result
-    # Time that the waiting ones take at the recent speed; None if no recompute was made lately.
+    # Time that the waiting recomputes take at the recent speed; None if no recompute was made
+    # lately.
     seconds: float | None = None
     # Reasons why some recomputes cannot be made here now, each with the number of recomputes.
     reasons: tuple[tuple[str, int], ...] = ()

@@ -31,7 +31,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     state: State
     invited: bool
-    proofs: int = 0  # passed draws of different tasks since the last one that did not pass
+    proofs: int = 0  # passed draws of different tasks since the last failed or unproven draw
 
 
 def after_draw(account: Account, result: str, *, fresh: bool = True) -> Account:

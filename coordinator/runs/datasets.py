@@ -73,7 +73,8 @@ class _ThreadPut:
     def put(self, data: bytes) -> str:
         """Store a chunk and return its SHA-256. Raises CancelledError once the build is stopped."""
         future: Future[str] = Future()
-        # The loop makes the coroutine: one that it never ran would warn at the end of the process.
+        # The loop makes the coroutine, since a coroutine that never ran would warn at the process's
+        # end.
         self._loop.call_soon_threadsafe(self._begin, data, future)
         while not self.stopped.is_set():
             with contextlib.suppress(TimeoutError):

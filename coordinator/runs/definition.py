@@ -76,7 +76,9 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         return share_done(self.file, self._samples(run), run.sample_size, version, tokens)
 
     def _samples(self, run: RunRow) -> int:
-        """Return the number of samples of a pass; 0 for a run that makes its own endlessly."""
+        """Return the number of samples of a pass; 0 for a run that makes its own samples without
+        end.
+        """
         return run.samples_total if self.declaration.taught_by == "samples" else 0
 
     @property
@@ -197,8 +199,8 @@ def _for_strangers(
 
 
 def with_downlink(plan: Mapping[str, object], model_bytes: int) -> dict[str, object]:
-    """Return a `[plan]` table with its downlink; "auto" or a missing one becomes the best one for
-    the model's size.
+    """Return a `[plan]` table with its downlink; "auto", or a missing key, becomes the downlink
+    that suits the model's size.
 
     A run's creation decides this and stores it with the run.
     """

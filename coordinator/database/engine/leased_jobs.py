@@ -5,7 +5,8 @@ up, and every later change of the job names its attempt: a process that was sile
 its lease cannot change a job that another process has taken over. `lease_until` of a free job is
 the end of a pause: nobody leases it before.
 
-Merges, their parts, evaluations and recomputes are such jobs. Two things look alike and are none:
+Merges, their parts, evaluations and recomputes are such jobs. Two kinds of rows resemble leased
+jobs, but are not:
 
 - Tasks (`database/leases`). Their lease goes to a machine elsewhere: it has one deadline for
   heartbeats and one for the work, is bound to a version, and many are handed out in one statement.
@@ -34,7 +35,7 @@ J = TypeVar("J", bound=LeasedJob)
 
 
 class LeasedJobs(Generic[J]):
-    """Leased jobs of one table, with the states of a job that is free and of one that is leased."""
+    """Leased jobs of one table, with its names for the state of a free and of a leased job."""
 
     def __init__(self, table: Table, row: type[J], *, free: str, leased: str) -> None:
         self._table = table

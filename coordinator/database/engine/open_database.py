@@ -117,8 +117,8 @@ class Database:
             return await self._runner.read(fn)
 
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
-        """Receive notifications of other processes: `deliver` gets a topic, or None if any may have
-        changed.
+        """Receive notifications of other processes: `deliver` gets a topic, or None if any topic
+        may have changed.
 
         Return the function that notifies the other processes. `Signals.connect` calls this.
         """
@@ -240,7 +240,7 @@ async def is_new(url: str) -> bool:
 
 
 def file_of(url: str) -> Path | None:
-    """Return the file of an SQLite database; None for another."""
+    """Return the file of an SQLite database; None for a database of another kind."""
     target = parse(url)
     return _path(target) if target.get_backend_name() == "sqlite" else None
 

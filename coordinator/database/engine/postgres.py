@@ -134,7 +134,7 @@ def _may_retry(error: BaseException) -> bool:
 class PostgresRunner:
     """Runs functions of a connection. Made and closed by `Database`."""
 
-    failed = ""  # an unreachable server may come back, another schema may not
+    failed = ""  # set for another version's schema, not for an unreachable server
 
     def __init__(self, url: str, clock: SystemClock | None) -> None:
         self._engine = engine(url)

@@ -1,7 +1,8 @@
 """SQLite behind one writing thread and a few reading ones.
 
-Functions that wait while the disk is busy are joined into one commit, each in its own savepoint:
-one that fails does not affect the others, and none is answered before the commit is on the disk.
+Functions that wait while the disk is busy are joined into one commit, each in its own savepoint: a
+function that fails does not affect the others, and no function is answered before the commit is on
+the disk.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def engine(path: Path, *, readers: int = 0) -> Engine:
 def transaction(connection: Connection, begin: str) -> Iterator[Transaction]:
     """Open a transaction that starts with `begin`.
 
-    A listener for the beginning would do, but an engine with a listener looks for others at each
-    statement, a sixth of its time.
+    A listener for the beginning would do, but an engine with a listener looks for further listeners
+    at each statement, which takes a sixth of the statement's time.
     """
     driver: Any = connection.connection.driver_connection
     with connection.begin() as opened:
@@ -163,7 +164,7 @@ class SqliteRunner:
         self._file = _identity(path)
         self._closing = False
         self._changed: Callable[[], None] | None = None
-        # SQLite's data version at the last look; None, on a new connection, is news.
+        # SQLite's data version at the last look; None, on a new connection, counts as a change.
         self._version: int | None = None
         self._peeked = 0.0
         self._connection: Connection | None = None
@@ -198,7 +199,7 @@ class SqliteRunner:
             return await asyncio.get_running_loop().run_in_executor(self._readers, run)
         except (DBAPIError, sqlite3.Error) as error:
             self._fail_if_unreliable(error)
-            if self.failed:  # the next server reads what was committed
+            if self.failed:  # only the next server reads again
                 raise Unavailable(self.failed, retry_after_s=FAILED_RETRY_S) from error
             raise translate(error) from error
 

@@ -76,7 +76,7 @@ def _upsert(dialect: str, table: Table, changes: Changes) -> Insert:
 
 
 def sums(table: Table, incoming: Incoming) -> dict[str, ColumnElement[Any]]:
-    """Return the changes of `upsert` that add the inserted numbers to the row's."""
+    """Return the changes of `upsert` that add the inserted numbers to the numbers of the row."""
     numbers = [column for column in table.c if not column.primary_key]
     return {column.name: column + incoming[column.name] for column in numbers}
 

@@ -83,7 +83,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     roll: Callable[[], float]
     first_s: float | None = None
-    replica: str = ""  # "": no process can compare them, since the answering one is gone
+    replica: str = ""  # "": the answering process is gone, so that nobody can compare
 
 
 def end(conn: Connection, request_id: str, streamed: StreamProgress, ending: Ending) -> int:

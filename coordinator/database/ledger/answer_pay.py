@@ -177,7 +177,7 @@ def _end_draw(conn: Connection, request_id: str, who: str, outcome: str, now: fl
 
 def _free(conn: Connection, who: str, now: float) -> None:
     """Post an account's pay of answers as earned, oldest first, up to the newest answer whose draw
-    agreed, but not beyond one whose draw waits; then repay the account's debt.
+    agreed, but not beyond an answer whose draw waits; then repay the account's debt.
     """
     rows = conn.execute(_OF_ONE, {"where_volunteer_id": who}).all()
     agreed = [n for n, row in enumerate(rows) if row.state == "agreed"]
@@ -227,7 +227,9 @@ def beat(conn: Connection, replica: str, now: float) -> None:
 
 
 def abandoned(conn: Connection, before: float, replica: str) -> list[tuple[str, str]]:
-    """Return request and account of draws of other processes without a beat since an instant."""
+    """Return request and account of each draw that waits for another process, without a beat of
+    that process since `before`.
+    """
     query = select(_S.request_id, _S.volunteer_id).where(
         _S.state == "drawn", _S.beat_at < before, _S.replica != replica
     )

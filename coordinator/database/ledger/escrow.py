@@ -141,7 +141,7 @@ def forfeit(conn: Connection, rows: Sequence[Payment], now: float, memo: str = "
 
 
 def _why_unpaid(account: Any, row: ContributionRow) -> str:
-    """Return why a contribution is not paid; "" if it is."""
+    """Return why a contribution is not paid; "" if it is paid."""
     if account.standing == "suspended":
         return SUSPENDED
     return WEIGHTLESS if row.weight == 0.0 else ""

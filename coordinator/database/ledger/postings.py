@@ -123,7 +123,7 @@ def lock(conn: Connection, names: Iterable[AccountName]) -> dict[AccountName, in
     """Lock accounts, inserted if missing, until the transaction ends; return their balances.
 
     A caller that decides by a balance needs the lock. It must name all accounts that the
-    transaction posts to: those of its events are locked in the same order, which avoids deadlocks.
+    transaction posts to, so that all are locked in one order, without deadlocks.
     """
     numbers = _lock_accounts(conn, names)
     balances_by_id: dict[int, int] = {}
@@ -239,7 +239,7 @@ _MOVED = BulkStatement("change", {"id": BigInteger(), "delta": BigInteger()}, _m
 
 
 def _move(conn: Connection, deltas: Mapping[int, tuple[AccountName, int]]) -> None:
-    """Add to balances. Raises Forbidden if one would leave its limits."""
+    """Add to balances. Raises Forbidden if a balance would leave its limits."""
     for part in _parts(sorted(deltas)):
         moved = {row.id for row in _MOVED.execute(conn, [(n, deltas[n][1]) for n in part])}
         if short := [number for number in part if number not in moved]:

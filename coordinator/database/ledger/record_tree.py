@@ -324,7 +324,9 @@ def _nodes(conn: Connection, places_read: Sequence[tuple[int, int]]) -> merkle.N
 def _proofs(
     conn: Connection, makers: Sequence[Callable[[merkle.Nodes], list[bytes]]]
 ) -> list[list[bytes]]:
-    """Return proofs: a first pass finds the nodes that they need, a second one uses them."""
+    """Return proofs: a first pass finds the nodes that they need, a second pass reads these
+    nodes.
+    """
     places_needed: dict[tuple[int, int], None] = {}
 
     def note(level: int, place: int) -> bytes:

@@ -70,7 +70,7 @@ _NEWEST_GOOD = {
     .limit(1)
     for state in GOOD
 }
-# The newest ones only: accepted games and evaluations stay in this state.
+# Only the newest rows are read: accepted games and evaluations stay in this state.
 _ACCEPTED = (
     sa.select(_C.id, _C.decided_at, _C.unproven)
     .where(one_of(_C.state, ("accepted",)), equals(_C.run_id))
@@ -125,9 +125,9 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that all runs of a server share."""
 
     served_since: float | None  # None: no process serves
-    closed: str  # why the serving processes accept nothing new; "" where one accepts it
+    closed: str  # why the serving processes accept nothing new; "" if one of them does
     failures: dict[int, tuple[BadOutcome, ...]]  # by run, oldest first
-    machines: tuple[MachineAbilities, ...]  # those of the last hour first
+    machines: tuple[MachineAbilities, ...]  # newest heartbeat first
 
 
 def of_server(conn: sa.Connection, now: float) -> ServerFacts:
@@ -183,7 +183,7 @@ def outcomes(
 
 
 def _is_stuck(conn: sa.Connection, run: RunRow) -> bool:
-    """Return True if a learner's task has failed and no machine tries one."""
+    """Return True if a learner's task has failed and no machine does a learner's task."""
     rows = conn.execute(_LEARNERS, {"where_run_id": run.id}).all()
     failed_tasks = {str(state): int(count) for state, count in rows}
     return failed_tasks.get("todo", 0) > 0 and "doing" not in failed_tasks

@@ -27,7 +27,8 @@ volunteers = sa.Table(
     sa.Column("accepted", sa.BigInteger, nullable=False, server_default="0"),
     # pay of the accepted contributions
     sa.Column("accepted_micro", sa.BigInteger, nullable=False, server_default="0"),
-    # draws that were made, and passed draws of different tasks since the last one that did not pass
+    # draws that were made, and passed draws of different tasks since the last draw that did not
+    # pass
     sa.Column("draws", sa.Integer, nullable=False, server_default="0"),
     sa.Column("proofs", sa.Integer, nullable=False, server_default="0"),
     # no later draw frees the pay of contributions up to this one

@@ -21,7 +21,7 @@ unreferenced_blobs = sa.Table(
     "unreferenced_blobs",
     metadata,
     sa.Column("sha256", sa.String(64), primary_key=True),
-    sa.Column("serial", sa.String(16), nullable=False),  # another after each deletion of the blob
+    sa.Column("serial", sa.String(16), nullable=False),  # changes with each deletion
     sa.Column("since", sa.Double, nullable=False, index=True),
     sa.Column("sweeper", sa.String(32)),  # the process that deletes the blob at this moment
 )
