@@ -386,7 +386,9 @@ class Volunteers:
         return await self._db.read(read)
 
     async def ban(self, who: str, reason: str = "") -> str:
-        """Ban an account; return its id. Earned credits stay. Raises NotFound, Forbidden."""
+        """Ban an account, whose waiting updates are not merged; return its id. Credits stay.
+        Raises NotFound, Forbidden.
+        """
         now = self._clock.now()
         return await self._shut_out(
             lambda conn: suspension.ban(conn, _find(conn, who), reason, now)

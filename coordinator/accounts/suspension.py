@@ -14,11 +14,13 @@ from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import TakenBack, take_back
 from coordinator.database.members import member_rows
 from coordinator.rules import reports
+from coordinator.rules.validation import BANNED
 from shared.errors import BadRequest, Conflict, Forbidden
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from coordinator.database.contributions import ContributionRow
     from coordinator.database.volunteers import VolunteerRow
 
 
@@ -47,10 +49,15 @@ def explained(reason: str, contact: str) -> str:
 
 
 def ban(conn: Connection, row: VolunteerRow, reason: str, now: float) -> str:
-    """Ban an account; return its id. Earned credits stay. Raises Forbidden."""
+    """Ban an account; return its id. Its updates that wait for a merge are paid, and not merged;
+    credits stay. Raises Forbidden.
+    """
     detail = {"reason": record.reason(conn, row.id, reason)} if reason else ""
     member_rows.withdraw_all(conn, row.id, now)
-    return _set_state(conn, row, "banned", detail, now)
+    _set_state(conn, row, "banned", detail, now)
+    waiting = _set_aside(conn, row.id, BANNED.message, now)
+    escrow.pay(conn, waiting, now)
+    return row.id
 
 
 def unban(conn: Connection, row: VolunteerRow, now: float) -> str:
@@ -68,12 +75,20 @@ def _set_state(
     return row.id
 
 
+def _set_aside(
+    conn: Connection, volunteer_id: str, message: str, now: float, **values: float
+) -> list[ContributionRow]:
+    """Supersede an account's updates that wait for a merge, and return them."""
+    waiting = contributions.accepted_of(conn, volunteer_id)
+    superseded = {"state": "superseded", "message": message} | values
+    verdicts.decide_all(conn, [(row, superseded) for row in waiting], now)
+    return waiting
+
+
 def _forfeit(conn: Connection, volunteer_id: str, reason: str, now: float) -> TakenBack:
     """Forfeit an account's stake: escrow, unmerged work, open checks."""
     row = store.locked(conn, volunteer_id)
-    waiting = contributions.accepted_of(conn, row.id)
-    for contribution in waiting:
-        verdicts.decide(conn, contribution, "superseded", now=now, weight=0.0, message=UNMERGED)
+    waiting = _set_aside(conn, row.id, UNMERGED, now, weight=0.0)
     totals = take_back(conn, [Payment.of(one) for one in waiting], reason, now)
     totals += take_back(conn, escrow.waiting(conn, row.id), reason, now)
     for number in recomputes.open_of(conn, row.id):

@@ -145,6 +145,7 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
     run: RunRow
     loss: float | None  # the newest loss of the run
+    state: str  # state of the account
     standing: State
     global_step: int  # optimiser steps of the run at its base version
     replayed: bool  # the same bytes were submitted for another task, or for another part of it
@@ -165,6 +166,7 @@ _RUN = (
 _BACKGROUNDS = (
     sa.select(
         _C.id,
+        _V.state,
         _V.standing,
         _V.invited,
         _B.global_step,

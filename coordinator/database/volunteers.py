@@ -385,23 +385,22 @@ def is_suspended(conn: Connection, volunteer_id: str) -> bool:
     return existing(conn, volunteer_id).standing == "suspended"
 
 
-_STANDING = (
-    select(_V.id, _V.standing)
+_EXCLUSION = (
+    select(_V.id, _V.state, _V.standing)
     .where(among(_V.id, "ids"))
     .order_by(_V.id)
     .with_for_update(key_share=True)
 )
 
 
-def lock(conn: Connection, ids: Collection[str]) -> frozenset[str]:
+def lock(conn: Connection, ids: Collection[str]) -> dict[str, tuple[str, str]]:
     """Lock accounts until the transaction ends, all in one order, which avoids deadlocks. Return
-    the accounts that are suspended by then; no account on SQLite, where a single writer waits for
-    nobody.
+    their states and standings by then; nothing on SQLite, where a single writer waits for nobody.
     """
     if not ids or conn.dialect.name != "postgresql":
-        return frozenset()
-    rows = conn.execute(_STANDING, {"ids": sorted(ids)})
-    return frozenset(row.id for row in rows if row.standing == "suspended")
+        return {}
+    rows = conn.execute(_EXCLUSION, {"ids": sorted(ids)})
+    return {row.id: (row.state, row.standing) for row in rows}
 
 
 _COUNT = (

@@ -36,7 +36,7 @@ from coordinator.database.runs import RunRow
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.draws import Result
-from coordinator.rules.validation import SUSPENDED, TOO_LATE, Judgement
+from coordinator.rules.validation import SUSPENDED, TOO_LATE, Judgement, excluded
 from coordinator.runs.definition import definition, price_of_flops
 from coordinator.runs.settlement import put_back
 from coordinator.scheduling import lease_message
@@ -169,8 +169,8 @@ class Harvest(PlatformService):
         judgement = judge(case, inspection, run.state)
         if judgement.state == "accepted" and case.drawn:
             judgement = self._with_earlier(conn, row, run, inspection) or judgement
-        if judgement.state != "rejected" and accounts.is_suspended(conn, row.volunteer_id):
-            judgement = SUSPENDED
+        account = accounts.existing(conn, row.volunteer_id)
+        judgement = excluded(judgement, account.state, account.standing)
         verdicts.decide(
             conn,
             msgspec.structs.replace(row, price_micro=price),

@@ -272,8 +272,8 @@ class Intake(PlatformService):
             runs.by_id(conn, run_id, lock=True)
         backgrounds = submissions.backgrounds(conn, rows)
         tasks_by_row = submissions.tasks_of(conn, rows)
-        # locked before draws are counted; the wait may have been for a suspension
-        suspended = accounts.lock(conn, {row.volunteer_id for row in rows})
+        # locked before draws are counted; the wait may have been for a suspension or a ban
+        exclusions = accounts.lock(conn, {row.volunteer_id for row in rows})
         judged: list[tuple[ContributionRow, Judgement]] = []
         most = COHORT_ROWS * validation.COHORT
         peers = {
@@ -283,9 +283,8 @@ class Intake(PlatformService):
         for row in rows:
             background, task = backgrounds[row.id], tasks_by_row.get(row.id)
             judgement = _judge(row, background, measured[row.id], peers[row.kind])
-            is_out = background.standing == "suspended" or row.volunteer_id in suspended
-            if judgement.state != "rejected" and is_out:
-                judgement = validation.SUSPENDED
+            account = background.state, background.standing
+            judgement = validation.excluded(judgement, *exclusions.get(row.volunteer_id, account))
             # a cancelled task: its run ended after the row was read
             if judgement.state == "accepted" and task is not None and task.state == "cancelled":
                 judgement = validation.TOO_LATE

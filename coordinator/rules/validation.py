@@ -79,6 +79,19 @@ SUSPENDED = Judgement(
     state="superseded",
     message="this account is suspended: its work is neither merged nor paid",
 )
+BANNED = Judgement(
+    state="superseded",
+    message="this account is banned: its work is paid, and not merged",
+)
+
+
+def excluded(judgement: Judgement, state: str, standing: str) -> Judgement:
+    """Return the judgement of work whose account may be banned or suspended by now."""
+    if judgement.state == "rejected":
+        return judgement
+    if standing == "suspended":
+        return SUSPENDED
+    return BANNED if state == "banned" else judgement
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):

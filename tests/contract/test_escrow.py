@@ -204,6 +204,24 @@ async def test_a_draw_that_is_still_open_makes_no_bond_larger(database: Database
     assert await breaches(database) == []
 
 
+async def test_what_waits_for_a_merge_when_its_account_is_banned_is_paid_and_never_merged(
+    database: Database,
+) -> None:
+    run = await setting(database)
+    for who, paid in ((FRIEND, (0, 0, PRICE)), (NEW, (0, PRICE, 0))):
+        waiting = await database.write(lambda conn, who=who: accepted(conn, run, who, 1.0))
+        await Volunteers(database, VirtualClock(), Settings()).ban(who, "spam")
+        assert await database.read(lambda conn: contributions.left_over(conn, run)) == []
+        assert await have(database, who) == paid
+        said = await verdict(database, waiting)
+        assert (said.state, said.message) == (
+            "superseded", "this account is banned: its work is paid, and not merged",
+        )  # fmt: skip
+        await Volunteers(database, VirtualClock(), Settings()).unban(who)
+        assert await database.read(lambda conn: contributions.left_over(conn, run)) == []
+    assert await breaches(database) == []
+
+
 async def test_an_account_that_is_suspended_before_its_pay_is_freed_gets_none(
     database: Database,
 ) -> None:

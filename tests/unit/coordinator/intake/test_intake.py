@@ -227,10 +227,36 @@ async def test_work_of_an_account_that_was_suspended_meanwhile_is_neither_drawn_
         assert await read(home, volunteers.c.accepted) == [0]
 
 
-async def test_a_suspension_that_comes_while_work_is_decided_keeps_it_from_its_pay(
-    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+async def test_work_of_an_account_that_was_banned_meanwhile_is_paid_and_not_merged(
+    tmp_path: Path,
 ) -> None:
-    """Another process suspends the account after it was read, and before it is locked; SQLite has
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ann = await home.join("Ann")
+        ready = await uploaded(ann)
+        await ready.unchecked()
+        await home.coordinator.volunteers.ban("Ann")
+        assert await home.coordinator.intake.recheck() == 1
+        assert await outcome(home) == ("superseded", "")
+        await home.coordinator.volunteers.unban("Ann")
+        assert await pay(ann) == (0, 0, ready.lease.price_micro)
+        assert await read(home, tasks.c.state, id=ready.lease.task) == ["todo"]
+        assert await read(home, volunteers.c.accepted) == [0]
+
+
+@pytest.mark.parametrize(
+    ("exclusion", "paid"),
+    [({"standing": "suspended"}, False), ({"state": "banned"}, True)],
+    ids=str,
+)
+async def test_a_suspension_or_ban_that_comes_while_work_is_decided_keeps_it_out(
+    tmp_path: Path,
+    postgres: Postgres,
+    monkeypatch: pytest.MonkeyPatch,
+    exclusion: dict[str, str],
+    paid: bool,
+) -> None:
+    """Another process excludes the account after it was read, and before it is locked; SQLite has
     one writer.
     """
     url = await postgres.fresh()
@@ -242,13 +268,14 @@ async def test_a_suspension_that_comes_while_work_is_decided_keeps_it_from_its_p
         def and_meanwhile(
             conn: sa.Connection, rows: Sequence[ContributionRow]
         ) -> dict[int, TaskRow]:
-            conn.execute(sa.update(volunteers).values(standing="suspended"))
+            conn.execute(sa.update(volunteers).values(exclusion))
             return held(conn, rows)
 
         monkeypatch.setattr(submissions, "tasks_of", and_meanwhile)
         assert (await ready.verdict()).state == "superseded"
-        assert await pay(ann) == (0, 0, 0)
-        assert await read(home, recomputes.c.contribution_id) == []
+        assert await pay(ann) == (0, 0, ready.lease.price_micro if paid else 0)
+        if not paid:
+            assert await read(home, recomputes.c.contribution_id) == []
         assert await read(home, volunteers.c.accepted) == [0]
     await postgres.recycle(url)
 
