@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from sqlalchemy import Connection, insert
@@ -209,7 +210,7 @@ async def test_what_waits_for_a_merge_when_its_account_is_banned_is_paid_and_nev
 ) -> None:
     run = await setting(database)
     for who, paid in ((FRIEND, (0, 0, PRICE)), (NEW, (0, PRICE, 0))):
-        waiting = await database.write(lambda conn, who=who: accepted(conn, run, who, 1.0))
+        waiting = await database.write(partial(accepted, run=run, who=who, now=1.0))
         await Volunteers(database, VirtualClock(), Settings()).ban(who, "spam")
         assert await database.read(lambda conn: contributions.left_over(conn, run)) == []
         assert await have(database, who) == paid
