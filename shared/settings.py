@@ -95,12 +95,12 @@ class SettingsTable(Generic[S]):
         return tuple(self._fields)
 
     def value(self, settings: S, name: str) -> Any:
-        """Return the value of a setting. Raises KeyError for an unknown one."""
+        """Return the value of a setting. Raises KeyError for an unknown setting."""
         subject = self._fields[name].subject
         return getattr(getattr(settings, subject) if subject else settings, name)
 
     def default(self, name: str) -> object:
-        """Return the default of a setting. Raises KeyError for an unknown one."""
+        """Return the default of a setting. Raises KeyError for an unknown setting."""
         return self.value(self._kind(), name)
 
     def rows(

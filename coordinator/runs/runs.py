@@ -125,7 +125,7 @@ _START_ADVICE = {  # command for a run that is no draft, when somebody starts it
 
 def _unfit(file: RunFile, kinds: Sequence[str], kind: str) -> str:
     """Return why a dataset of type `kind` does not fit the workload of a run file, and the command
-    that makes one.
+    that makes a fitting dataset.
     """
     if not kinds:
         return f'{file.workload} makes its own data: leave out the line dataset = "{file.dataset}"'
@@ -174,7 +174,7 @@ class Runs(PlatformService):
             await self._check_members(workload)
         manifest = dataset.manifest if dataset else None
         model = await asyncio.to_thread(workload.config, file.model, manifest)
-        # data of the passes; a workload that makes its own data passes over none
+        # dataset of the passes; a workload that makes its own data has no passes
         data = manifest if workload.needs_dataset else None
         counts = list(await asyncio.to_thread(workload.samples, model, data)) if data else []
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
@@ -245,9 +245,9 @@ class Runs(PlatformService):
         )
 
     async def _dataset_of(self, file: RunFile, workload: Workload) -> DatasetRow | None:
-        """Return a run file's dataset; None if it names none and its workload needs none. Raises
-        NotFound for an unknown dataset, InvalidRunFile for one that is missing or does not fit the
-        workload.
+        """Return a run file's dataset; None if the file names no dataset and its workload needs
+        none. Raises NotFound for an unknown dataset, InvalidRunFile for a dataset that is missing
+        or does not fit the workload.
         """
         if not file.dataset:
             if workload.needs_dataset:
@@ -277,7 +277,7 @@ class Runs(PlatformService):
 
     async def _check_suites(self, file: RunFile, dataset: DatasetRow | None) -> None:
         """Raise InvalidRunFile for a suite that cannot measure this run, NotFound for an unknown
-        one.
+        suite.
         """
         names = file.evaluation.suites
         if len(set(names)) < len(names):
@@ -336,7 +336,7 @@ class Runs(PlatformService):
             publishing.discard(path)
 
     async def _source(self, about: Definition) -> Path | None:
-        """Return the file of a run's first weights; None for random ones. Raises NotFound."""
+        """Return the file of a run's first weights; None for random weights. Raises NotFound."""
         name = about.file.train.init_from
         match = VERSION.fullmatch(name)
         if match is None:

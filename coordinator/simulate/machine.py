@@ -53,7 +53,9 @@ State = Literal["away", "claim", "wait", "down", "prepare", "play", "train", "up
 
 @dataclass(frozen=True, slots=True)
 class LeasedUpdate:
-    """Place of an update among the updates of its lease: part, try, and if it is the last."""
+    """Place of an update among the updates of its lease: its part, its try, and True for the last
+    update.
+    """
 
     part: int = 0
     tries: int = 0
@@ -96,7 +98,7 @@ class SimulatedMachine:
         await self._world.clock.nap(latency_s * self.rng.uniform(1.0, 1.2) + 1e-6)
 
     async def _move(self, direction: str, size: float) -> None:
-        """Move `size` bytes over this machine's link and the coordinator's."""
+        """Move `size` bytes over this machine's link and the coordinator's link."""
         mbit = self.kind.up_mbit if direction == "up" else self.kind.down_mbit
         rate, busy = self._world.net.rate(direction, mbit), self._world.net.busy
         busy[direction] += 1
@@ -256,8 +258,8 @@ class SimulatedMachine:
             await asyncio.wait([sending])
 
     async def _parts(self, lease: Lease, start: Begun, manifest: VersionManifest) -> None:
-        """Compute the gradients of a lease; each is submitted before the next, and a refused one is
-        computed again.
+        """Compute the gradients of a lease; each is submitted before the next, and a refused
+        gradient is computed again.
         """
         job, part_steps = lease.job, lease.part_steps or lease.job.steps
         part = tries = pulled_at = 0
@@ -327,8 +329,8 @@ class SimulatedMachine:
     async def _train(
         self, lease: Lease, start: Begun, manifest: VersionManifest
     ) -> SimulatedUpdate:
-        """Wait for the virtual time of the task, then compute the result, which adds none. Raises
-        _Vanished if the machine is lost meanwhile, Gone for a cancelled task.
+        """Wait for the virtual time of the task, then compute the result, which takes no virtual
+        time. Raises _Vanished if the machine is lost meanwhile, Gone for a cancelled task.
         """
         plays, world = lease.job.kind in KINDS["play"], self._world
         self._enter("prepare")
@@ -456,7 +458,7 @@ class SimulatedWorld:
     net: Net
     run: int  # id of the run
     dataset: DatasetManifest | None
-    scale: float  # bytes of the real model / bytes of the simulated one
+    scale: float  # bytes of the real model / bytes of the simulated model
     step_flops: float
     play: PretendedPlay | None  # None: a run whose machines only train
 
@@ -474,7 +476,7 @@ class Trace:
     down_bytes: int = 0
     steps: int = 0
     behind: Counter[int] = field(default_factory=Counter)  # learnt episodes by their staleness
-    # contributions by state or reason at the answer; merged ones count as accepted
+    # contributions by state or reason at the answer; merged contributions count as accepted
     verdicts: Counter[str] = field(default_factory=Counter)
 
     def enter(self, state: State, now: float) -> None:

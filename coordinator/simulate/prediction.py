@@ -43,8 +43,8 @@ class Bottleneck(NamedTuple):
     words: str
 
 
-# Function that is called with the remedy that is tried ("" = none yet), the share of the simulated
-# time that has passed, and the newest version.
+# Function that is called with the remedy that is tried ("" = no remedy yet), the share of the
+# simulated time that has passed, and the newest version.
 Progress = Callable[[str, float, int], None]
 
 
@@ -92,7 +92,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     cause: Cause
     bottleneck: str
     machines: tuple[MachineRow, ...]
-    advice: str = ""  # a change, and what it gained when it was simulated; "" = none gained
+    advice: str = ""  # a change, and its gain when it was simulated; "" = no change gains
     beware: tuple[str, ...] = ()  # warnings about the plan
 
 
@@ -323,8 +323,8 @@ def run(
 def helpful_remedy(
     outcome: SimulationResult, prediction: Prediction, hooks: Callable[[str], Hooks]
 ) -> str:
-    """Return the first remedy that helps in a simulation of its own, and its gain; "" if none
-    does. `hooks` makes the hooks of the simulation of a remedy.
+    """Return the first remedy that helps in a simulation of its own, and its gain; "" if no remedy
+    helps. `hooks` makes the hooks of the simulation of a remedy.
     """
     for remedy in remedies(outcome, prediction.cause):
         changed = predict(loop.run(simulate(remedy.scenario, hooks(remedy.words))))

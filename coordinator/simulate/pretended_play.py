@@ -1,7 +1,7 @@
 """Pretended games and answers, and a judge that takes the measured time to check them.
 
-Of an episode only the version that made it is kept. Files have the size of real ones, and the rule
-for real ones decides whether an episode is stale.
+Of an episode only the version that made it is kept. Files have the size of real files, and the rule
+for real episodes decides whether a pretended episode is stale.
 """
 
 from __future__ import annotations

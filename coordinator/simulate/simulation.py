@@ -122,7 +122,9 @@ async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResu
 
 
 def _set_size(conn: Connection, name: str, parameters: int) -> None:
-    """Store the size of the real model, by which tasks are sized, in place of its stand-in's."""
+    """Store the size of the real model, by which tasks are sized, in place of the stand-in's
+    size.
+    """
     runs.set_values(conn, runs.by_name(conn, name).id, parameters=parameters)
 
 
@@ -195,7 +197,7 @@ class _Simulation:
             table["dataset"] = dataset.name
         model = workload.config(table.get("model", {}), dataset)
         real = scenario.model.parameters or _parameters(workload.schema(model))
-        # the downlink is chosen by the size of the real model, not of its stand-in
+        # the downlink is chosen by the size of the real model, not of the stand-in
         if isinstance(plan := table.get("plan", {}), dict):
             plan = {**workload.defaults(plan).get("plan", {}), **plan}
             table["plan"] = with_downlink(plan, real * PARAMETER_BYTES)
@@ -222,7 +224,7 @@ class _Simulation:
                 self._machines.append(machine)
 
     async def _add(self, manifest: DatasetManifest) -> None:
-        """Add a dataset, also one whose chunks are nowhere: they are announced as if stored."""
+        """Add a dataset, even if its chunks are stored nowhere: they are announced as if stored."""
         chunks = (*manifest.chunks, *manifest.heldout, *manifest.assets.values())
 
         def add(conn: Connection) -> None:

@@ -75,7 +75,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     about: str = ""
     level: Level = "bad"  # "watch" = it stops nothing yet
     patience_s: float = 0.0
-    newest_at: float = 0.0  # newest event; a later one is sent although the alert stands
+    newest_at: float = 0.0  # newest event; a later event is sent although the alert stands
 
 
 def certificate_end(settings: Settings) -> float | None:

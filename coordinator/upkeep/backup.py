@@ -151,7 +151,7 @@ async def _note(db: Database, values: Mapping[str, str]) -> None:
 
 
 def _shortage(folder: Path, settings: Settings) -> str:
-    """Return why the disk of a new backup has no room for another one; "" if it has room."""
+    """Return why the disk of a new backup has no room for another backup; "" if it has room."""
     free = disk_bytes(folder)[0]
     if free >= LOW_FLOORS * settings.space_floor_bytes:
         return ""
@@ -471,8 +471,8 @@ def _load(conn: Connection, folder: Path, listed: BackupList) -> None:
 
 
 async def state_recovery(settings: Settings) -> RestorePayload:
-    """Sign the state of a database that PostgreSQL recovered, as `restore` signs that of a backup;
-    return it. Running replicas send it to volunteers.
+    """Sign the state of a database that PostgreSQL recovered, as `restore` signs the state of a
+    backup; return the signed payload. Running replicas send it to volunteers.
     """
     db = await Database.open(settings.database_url, exclusive=True)
     try:
@@ -492,7 +492,7 @@ def _state_restore(
     conn: Connection, key: SigningKey, saved_at: float, now: float
 ) -> RestorePayload:
     """Sign the present state of runs and record as restored, since volunteers have seen a later
-    one.
+    state.
     """
     heads = {run.name: run.head for run in runs.every(conn)}
     tree = record_tree.tree_head(conn, now)

@@ -62,7 +62,7 @@ class StoreMark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about its store that the database keeps."""
+    """Facts that the database keeps about its blob store."""
 
     mark: str
     store: str  # address of the store that carries the mark; "" = none
@@ -225,7 +225,7 @@ class StoreMarks:
 
 async def stored_mark(blobs: BlobStore, store: str = "the blob store") -> StoreMark | None:
     """Return the mark of a store; None for a store without a mark. Raises Configuration for an
-    unreadable one.
+    unreadable mark.
     """
     text = await blobs.owner()
     try:
@@ -235,7 +235,9 @@ async def stored_mark(blobs: BlobStore, store: str = "the blob store") -> StoreM
 
 
 def check_unused(store: str, mark: StoreMark, key: str, now: float) -> None:
-    """Raise Configuration for a store of another key, or one that a server uses at this moment."""
+    """Raise Configuration for a store of another key, or a store that a server uses at this
+    moment.
+    """
     if mark.key != key:
         raise Configuration(
             f"{store} is the blob store of the key {mark.key}, not of {key}: name another --blobs"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class StoredBackups:
-    """Backups below a URL, or a single named one; `scratch` is a folder for files in transit."""
+    """Backups below a URL, or a single named backup; `scratch` is a folder for files in transit."""
 
     def __init__(self, url: str, scratch: Path) -> None:
         self._url, self._only = url.rstrip("/"), ""

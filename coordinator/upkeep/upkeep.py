@@ -51,7 +51,7 @@ SWEEP_S = 300.0  # interval of retention and of deleting orphans
 # an unreferenced blob is kept for this time, since a transaction may be about to refer to it
 ORPHAN_AGE_S = 3600.0
 PIECES_AGE_S = 2 * DAY_S  # a piece is left over when its upload has expired
-# most blobs of one sweep: a share of the registered ones that stay, but at least some
+# most blobs of one sweep: a share of the registered blobs that stay, but at least some
 SWEPT_SHARE, SWEPT_MIN = 0.1, 64
 
 log = structlog.get_logger("upkeep")

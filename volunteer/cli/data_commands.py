@@ -151,7 +151,9 @@ class _Addition:
         )
 
     def _show(self, run: MemberRun, record: OwnRecord) -> None:
-        """Print the counts of files, the reasons of skipped ones, and the lines of `data_lines`."""
+        """Print the counts of files, the reasons of skipped files, and the lines of
+        `data_lines`.
+        """
         if self._skipped.read:
             print(ngettext("{n} file was read", "{n} files were read", self._skipped.read))
         if copies := _copy_count(record):
@@ -184,7 +186,7 @@ class _Addition:
             )
             return False
         except VolunteerError:
-            self._own.remove(record.run)  # the run does not take them
+            self._own.remove(record.run)  # the run does not take these data
             raise
         return True
 

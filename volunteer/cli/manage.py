@@ -107,7 +107,7 @@ def name(
 
     if public is not None:
         call_account(profile, VISIBILITY, body=VisibilityRequest(public=public))
-        # for the next coordinator too
+        # saved for the next coordinator too
         places = settings.directories(profile=profile)
         settings.save(places.config / "config.toml", {"public": public})
     me = call_account(profile, ME)
@@ -224,8 +224,8 @@ class RemovalOptions:
 def _confirm_removal(
     items: tuple[Belonging, ...], places: Directories, options: RemovalOptions
 ) -> bool:
-    """Print the removed files and the fate of the account; return True if the person agrees.
-    Raises BadRequest.
+    """Print the files that go or stay, and the fate of the account; return True if the person
+    agrees. Raises BadRequest for JSON without `yes`.
     """
     if options.json:
         if not options.yes:

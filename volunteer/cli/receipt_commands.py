@@ -139,7 +139,9 @@ async def _ask(directories: Directories, identity: Identity, book: ReceiptBook) 
 
 
 async def _fetch(profile: Any, check: RecordCheck) -> str:
-    """Fetch new receipts, unless the running volunteer does so; a banned account gets none."""
+    """Fetch new receipts, unless the running volunteer does so; a banned account gets no
+    receipts.
+    """
     from shared.errors import Configuration, Forbidden, Unauthorized
 
     try:

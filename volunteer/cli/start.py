@@ -112,7 +112,7 @@ def work(options: StartOptions) -> int:
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
     profile = Profile(directories.profile)
     announced = False
-    while True:  # the lock of the one before is free once its process has ended
+    while True:  # an earlier instance frees the lock once its process has ended
         with ExitStack() as stack:
             if _take_lock(profile, stack, options):
                 if not options.screen and settings.priority == "low":
@@ -310,7 +310,7 @@ def _visits(profile: Profile) -> Visits:
 
 
 async def _with_screen(make: Callable[[], Engine], screen: VolunteerApp, low: bool) -> int:
-    """Run the screen on the agent's event loop; when one ends, so does the other."""
+    """Run the screen on the agent's event loop; end the agent when the screen ends."""
     drawing = asyncio.create_task(screen.run_async())
     engine = await _engine_after_first_paint(screen, drawing, make, low)
     if engine is None:
@@ -351,7 +351,7 @@ async def _engine_after_first_paint(
 
 async def _attach(options: StartOptions, profile: Profile, settings: Settings) -> int | str:
     """Open the screen of the running instance and return its exit code; a sentence if that instance
-    does not answer, "" if none listens.
+    does not answer, "" if no instance listens.
     """
     from volunteer.control.local_socket import SilentVolunteer, attach
 
@@ -380,7 +380,7 @@ def _last_words(text: str) -> None:
 
 
 def _obey_signals(engine: Engine) -> None:
-    """End in order at the first signal, at once at the second."""
+    """Let the first signal end the engine in order, the second end the process at once."""
     interrupted = False
 
     def obey(name: str) -> None:
@@ -475,7 +475,7 @@ async def join_now(directories: Directories, link: str, name: str) -> Joined:
 async def ask_coordinator(directories: Directories, question: Callable[[Api], Awaitable[T]]) -> T:
     """Query the coordinator with this profile's identity.
 
-    Raises Configuration if it has no identity.
+    Raises Configuration if the profile has no registered identity.
     """
     from volunteer.account.join import connector
     from volunteer.net.api import Api

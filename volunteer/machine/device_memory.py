@@ -113,7 +113,9 @@ class PeakMemory:
 
 
 def _trim() -> None:
-    """Return freed memory to the system, if its C library can, so that a peak counts it again."""
+    """Return freed memory to the system, if its C library can, so that a peak counts its next
+    use.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)

@@ -9,8 +9,8 @@ that need the desktop or the settings.
     read and execute    the system, Python and its packages
     write               profile, downloads, exports, temporary files of its own, devices, caches of
                         GPU drivers, names of threads
-    connect             TCP to the ports of the coordinator and its like (Landlock 4), no Unix
-                        socket by its name
+    connect             TCP to the ports of the coordinator, of proxies, of HTTPS and of DNS
+                        (Landlock 4), no Unix socket by its name
     signals             to itself and its children (Landlock 6)
     system calls        those that the program needs (see system_calls)
 
@@ -105,8 +105,8 @@ def confine(
 
 
 def _forget_paths() -> None:
-    """Remove import paths in the home, above it, and in the folder where the program started; the
-    package's own folder stays.
+    """Remove the home, the folders above it, and the folder where the program started from the
+    import paths; keep the package's own folder.
     """
     places = {Path.home(), *Path.home().parents}
     with contextlib.suppress(OSError):  # a path may have been deleted
@@ -132,8 +132,8 @@ def _threads() -> Path:
 
 
 def _filter_system_calls() -> bool:
-    """Filter the system calls that bypass Landlock. Return True, unfiltered, on processors whose
-    calls are not listed.
+    """Filter the system calls that bypass Landlock; return False if that fails. On processors whose
+    calls are not listed, filter nothing and return True.
     """
     if not system_calls.is_supported():
         return True

@@ -36,7 +36,7 @@ from volunteer.net.tls import Address, context_for
 
 CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
 ERROR_BYTES_MAX = 64 << 10
-KEPT_ALIVE = 2  # one for the poll for work, one for heartbeats
+KEPT_ALIVE = 2  # connections: one for the poll for work, one for heartbeats
 IDLE_S = 2 * HEARTBEAT_S  # an unused connection is kept this long; a server closes it after 75 s
 REDIRECTS_MAX = 5
 JSON = {"Content-Type": "application/json"}
@@ -80,7 +80,7 @@ class StreamedReply(msgspec.Struct, frozen=True):
 
 
 class _IdentityProof(msgspec.Struct, frozen=True):
-    """Field of a `ServerInfo`, the only one read before the coordinator is verified."""
+    """Only field of a `ServerInfo` that is read before the coordinator is verified."""
 
     proof: str = ""
 
@@ -257,7 +257,7 @@ class Client:
 
     def _trace_extensions(self) -> dict[str, object] | None:
         """Return httpx's extensions for a request with a secret: they verify the peer of each new
-        connection. None if TLS does so, or before joining.
+        connection. None if TLS verifies the peer, or before joining.
         """
         if self.address.url.startswith("https://") or not self.address.public_key:
             return None

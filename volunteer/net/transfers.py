@@ -128,7 +128,8 @@ class Transfers:
         """Return the bytes `span` = [start, stop) of a blob, whose SHA-256 is `digest`, from a
         mirror; None if no mirror has them.
 
-        A mirror that lacks them is asked again after a pause, one that sends other bytes never.
+        A mirror that lacks them is asked again after a pause, a mirror that sends other bytes
+        never.
         """
         start, stop = span
         now = self._client.clock.monotonic
@@ -256,7 +257,9 @@ class Transfers:
 
 
 def hub_address() -> str:
-    """Return the address of the model hub (HF_ENDPOINT); empty if its library is not installed."""
+    """Return the address of the model hub (HF_ENDPOINT); "" if the hub's library is not
+    installed.
+    """
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -290,7 +293,7 @@ async def _body(info: UploadInfo, file: BinaryIO, on_bytes: OnBytes) -> AsyncIte
 
 
 def _rate(count: int, spent_s: float, before: float) -> float:
-    """Return the rate of a transfer in bytes a second, or `before` for a small one."""
+    """Return the rate of a transfer in bytes a second, or `before` for a small transfer."""
     return count / spent_s if count >= MEASURED_BYTES and spent_s > 0 else before
 
 

@@ -66,7 +66,7 @@ class Departure:
             self.stop(how)
 
     def stop(self, how: How) -> None:
-        """Request the end of the volunteer; the program ends after it."""
+        """Request the end of the volunteer, after which the program ends."""
         app = self._app
         if app.control is None or app.ended:
             app.exit(self.exit_code)

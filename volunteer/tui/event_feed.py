@@ -39,7 +39,7 @@ class Listener(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventFeed:
-    """Follows the volunteer's events for the screens; `view` is the newest."""
+    """Follows the volunteer's events for the screens; `view` is the newest view."""
 
     def __init__(self, control: Control, clock: Clock, listener: Listener) -> None:
         self.control = control

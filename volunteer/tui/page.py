@@ -76,7 +76,7 @@ class Page(Screen[None]):
         """Update widgets other than panels; called after each drawing of the visible page."""
 
     def useful(self, command: keys.KeyCommand) -> bool:
-        """Return True if one of the page's keys has an effect now."""
+        """Return True if a `command` of the page's keys has an effect now."""
         return True
 
     def show(self, scene: Scene, *, at_once: bool = False, hurried: bool = False) -> None:
@@ -92,7 +92,7 @@ class Page(Screen[None]):
 
     def on_screen_resume(self, event: ScreenResume) -> None:
         """Draw the newest scene. Styles are recomputed only if the theme or the terminal's focus
-        changed while the page was hidden: that took three quarters of a page change.
+        changed while the page was hidden: they take three quarters of the time of a page change.
         """
         outer = (self.app.theme, self.app.classes, frozenset(self.app.pseudo_classes))
         event.refresh_styles = outer != self._styled_for

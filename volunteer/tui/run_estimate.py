@@ -27,7 +27,7 @@ STATES = {
 STATES_SHORT = {**STATES, "paused": N_("paused")}
 SLOW_STEP_S = 60.0  # the estimate of a longer step warns of short tasks
 TASKS_MIN = 3  # tasks trained here from which their pace replaces the benchmark
-STEADY_MIN = 8  # from this number on, the pace is total credits over total time
+STEADY_MIN = 8  # tasks from which the pay is total credits over total time, not a median
 TASKS_MAX = 20  # newest tasks that count for the pace
 MIXED = frozenset((*GAMES, "learn"))  # kinds of tasks of runs with several kinds
 
@@ -66,8 +66,8 @@ class MachinePace(msgspec.Struct, frozen=True, kw_only=True):
 def pace(
     status: Status, run: str = "", devices: Collection[str] | None = None
 ) -> MachinePace | None:
-    """Return the pace of the last tasks (of all runs, or of one) on the device that earns most, of
-    `devices` or of all.
+    """Return the pace of the last tasks, of one `run` or of all runs, on the device that earns
+    most, of `devices` or of all devices.
 
     A device counts from `TASKS_MIN` tasks on; in a run with several kinds of tasks, whose pay
     differs, from `STEADY_MIN` on. None if no device counts.
@@ -237,7 +237,7 @@ def _estimate_from_benchmark(
 
 
 def game_part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> str:
-    """Return a device's part in a run of games or answers, and how many are done an hour; "" for
+    """Return a device's part in a run of games or answers, and the number of these an hour; "" for
     other runs.
     """
     beat = next((beat for beat in status.beats if beat.run == run), None)

@@ -44,7 +44,8 @@ class SampleHistory:
 
     async def step(self, control: Control, at: int, by: int) -> int | None:
         """Return the first version with a sample that is at least `by` versions from `at`, towards
-        newer ones if `by` is positive; None if no such version has a sample. Raises VolunteerError.
+        newer versions if `by` is positive; None if no such version has a sample. Raises
+        VolunteerError.
         """
         direction = 1 if by > 0 else -1
         target, pages = at + by, 0

@@ -18,7 +18,7 @@ from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status, TaskStatus
 
-POINTS_MAX = 2000  # of one curve; a longer one is thinned, extremes kept
+POINTS_MAX = 2000  # points of one curve; a longer curve is thinned, extremes kept
 CURVES_MAX = 8
 RUNS_MAX = 64
 ENTRIES_MAX = 1000  # events of the log
@@ -77,7 +77,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     ended: events.Stopped | None = None
 
     def task(self, device: str = "") -> TaskStatus | None:
-        """Return the most advanced task of a device, or of all: training first, then uploading."""
+        """Return the most advanced task of one device or of all: training first, then uploading."""
         tasks = [t for t in self.status.tasks if device in ("", t.device)]
         return min(tasks, key=lambda t: (_ORDER[t.phase], t.task), default=None)
 
@@ -89,7 +89,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def run(self) -> str:
-        """Return the run of this machine's present task, or of its last one."""
+        """Return the run of this machine's present task, or of its last task."""
         task = self.task()
         if task is not None:
             return task.run

@@ -185,7 +185,7 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def norms_begin_at(self) -> float:
-        """Return the neutral weight of a norm; zero for Gemma, which adds one to it."""
+        """Return the neutral weight of a norm; 0 for Gemma, which adds 1 to the weight."""
         return 0.0 if self.model_type in _GEMMAS else 1.0
 
     def shapes(self) -> Shapes:

@@ -53,9 +53,7 @@ def frozen_of(config: CausalConfig, data: Data | None) -> Weights | None:
 
 
 def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Weights:
-    """Return the frozen weights of a run's model from its files; empty if all weights are
-    trained.
-    """
+    """Return the frozen weights of a run's model from its files; {} if all weights are trained."""
     if not config.frozen:
         return {}
     if not config.files:
@@ -102,7 +100,7 @@ def _loaded(config: CausalConfig, paths: Iterable[Path]) -> dict[str, Tensor]:
 
 
 def initial(config: CausalConfig, seed: int) -> dict[str, torch.Tensor]:
-    """Return version 0: weights of the folder, or random ones. Adapters have A normal with
+    """Return version 0: weights of the folder, or random weights. Adapters have A normal with
     deviation 1 / sqrt(3 inputs), as in peft, and B zero.
     """
     import torch

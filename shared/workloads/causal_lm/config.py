@@ -289,7 +289,7 @@ def origin(config: CausalConfig) -> Origin | None:
 
 
 def frozen_files(config: CausalConfig) -> dict[str, ChunkRef]:
-    """Return the files of frozen weights by asset name; none if version 0 holds all weights."""
+    """Return the files of frozen weights by asset name; {} if version 0 holds all weights."""
     return {f"{BASE}/{name}": file for name, file in config.files.items()} if config.frozen else {}
 
 
@@ -352,8 +352,9 @@ def adapted(config: CausalConfig) -> dict[str, tuple[int, int]]:
 def flops_per_sample(config: CausalConfig) -> float:
     """Return the FLOPs of training on one window of T tokens.
 
-    Matrices of N numbers take 6 N T, frozen ones 4 N T (no gradient of their own), or 2 N T if only
-    the head learns. Attention takes 12 L C T^2 (L layers, C wide), a third if only the head learns.
+    Matrices of N numbers take 6 N T, frozen matrices 4 N T (no gradient of their own), or 2 N T if
+    only the head learns. Attention takes 12 L C T^2 (L layers, C wide), a third if only the head
+    learns.
     """
     T, shape = config.context, config.shape
     inside = sum(a * b for name, (a, b) in _matrices(shape).items() if f"{name}.weight" != HEAD)

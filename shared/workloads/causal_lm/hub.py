@@ -191,7 +191,7 @@ def _weights(model: HubModel) -> list[str]:
 
 def _file(model: HubModel, name: str, bytes_max: int) -> Path:
     """Fetch one file of a commit. Raises InvalidRunFile for a file that is not listed, or whose
-    size is not the listed one.
+    size is not the listed size.
     """
     from huggingface_hub import hf_hub_download
 
@@ -226,14 +226,14 @@ def _check_size(model: HubModel, name: str, bytes_max: int) -> None:
 
 
 def _head(shape: architectures.Shape) -> int:
-    """Return the number of parameters of a head; files may contain one although it is tied."""
+    """Return the number of parameters of a head; files may contain a head although it is tied."""
     name, (rows, *columns) = next(shape.shapes())
     del name
     return rows * columns[0]
 
 
 def _licence(info: Any) -> str:
-    """Return the licence on a model's card; empty if there is none."""
+    """Return the licence on a model's card; "" if the card states none."""
     card = info.card_data
     licence = (card.get("license") if card else None) or next(
         (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:")), ""

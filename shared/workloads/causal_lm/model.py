@@ -34,7 +34,7 @@ IGNORED = -100  # a target that does not count
 
 
 class Adapter(nn.Module):
-    """Frozen matrix plus the product of two small ones."""
+    """Frozen matrix plus the product of two small matrices."""
 
     def __init__(
         self, frozen: nn.Module, size: tuple[int, int], lora: Lora, keys: SampleKeys, place: int
@@ -192,7 +192,7 @@ def build(
 def _hold(
     module: nn.Module, config: CausalConfig, weights: Weights, device: str, precision: BasePrecision
 ) -> None:
-    """Replace matrices by ones of few bits, one at a time: float32 may not fit the memory."""
+    """Replace matrices by matrices of few bits, one at a time: float32 may not fit the memory."""
     # the library stores these matrices transposed
     turned = isinstance(config.shape, Gpt2Shape)
     for name in held_in_few(config.shape):

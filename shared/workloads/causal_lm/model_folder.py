@@ -157,7 +157,7 @@ def settings_in(folder: Path) -> dict[str, object]:
 
 
 def tokenizer_sha256(folder: Path) -> str | None:
-    """Return the hash of the model's tokenizer; None if the folder has none."""
+    """Return the hash of the model's tokenizer; None if the folder has no tokenizer."""
     path = folder / TOKENIZER
     if not path.is_file():
         return None
@@ -257,7 +257,9 @@ def _pattern(raw: Mapping[str, object], key: str, usual: int) -> list[bool]:
 
 
 def read_known(kind: str) -> tuple[str, ...]:
-    """Return the names of the settings that an architecture reads; empty for an unknown one."""
+    """Return the names of the settings that an architecture reads; () for an unknown
+    architecture.
+    """
     shape_class = architectures.KINDS.get(kind)
     return () if shape_class is None else tuple(shape_class.__struct_fields__)
 

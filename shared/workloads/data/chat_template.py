@@ -82,11 +82,11 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
     def documents(
         self, messages: Sequence[DialogueTurn], tools: Sequence[Any] = ()
     ) -> list[list[DialoguePiece]]:
-        """Return the dialogue as one document, or as one for each learnt answer if the template
-        renders earlier turns differently once later ones follow.
+        """Return the dialogue as one document, or as a document for each learnt answer if the
+        template renders earlier turns differently once later turns follow.
 
-        Raises InvalidRunFile for a dialogue without such an answer, or one that the template
-        refuses.
+        Raises InvalidRunFile for a dialogue without a learnt answer, and for a dialogue that the
+        template refuses.
         """
         answers = [at for at, message in enumerate(messages) if message.role == "assistant"]
         if not any(messages[at].learnt for at in answers):

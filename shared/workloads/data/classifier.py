@@ -239,8 +239,8 @@ def _write(network: _Network, real: Spread, shares: NDArray[np.float64], floor: 
 
 
 def load_judge(path: Path, channels: int) -> Judge:
-    """Return the judge in a file. Raises InvalidRunFile if it is not a judge, or one for other
-    channels.
+    """Return the judge in a file. Raises InvalidRunFile if the file holds no judge, or a judge for
+    other channels.
     """
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:

@@ -223,7 +223,7 @@ def _call(raw: Any) -> dict[str, Any]:
 
 
 def _parse_json(value: object) -> object:
-    """Return a text's JSON value, or the text."""
+    """Return the value of a text of JSON; return any other value unchanged."""
     if isinstance(value, str):
         try:
             return decode(value)
@@ -233,7 +233,9 @@ def _parse_json(value: object) -> object:
 
 
 def _read_list(row: Mapping[str, object], key: str) -> list[object]:
-    """Return a list of a record; tables of texts hold it as JSON. Raises InvalidRunFile."""
+    """Return the list in a record's field, a text of JSON in tables of texts. Raises
+    InvalidRunFile.
+    """
     entries = _parse_json(row[key])
     if not isinstance(entries, list):
         raise InvalidRunFile(f'its "{key}" is not a list')

@@ -24,7 +24,7 @@ from shared.workloads.base import Data, DatasetManifest
 from shared.workloads.data.tokenizer import FIRST, LEARNT, TokenChunks
 
 RUNS = "runs"  # field of a manifest
-_FIRST, _LEARNT = 2, 1  # marks of a run, below its length
+_FIRST, _LEARNT = 2, 1  # marks of a run, in the two bits below its length
 _BYTES = 4  # size of a run in the text of runs
 
 Numbers = NDArray[np.int64]
@@ -60,7 +60,7 @@ def runs_of(tokens: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 def runs_text(runs: Iterable[NDArray[np.uint32]]) -> str:
     """Return the runs of all training chunks as base64 text, compressed: the lowest bytes of all
-    runs first, then the second ones, and so on, since most upper bytes are zero.
+    runs first, then the second bytes, and so on, since most upper bytes are zero.
     """
     stream = np.concatenate([np.zeros(0, "<u4"), *runs]).astype("<u4")
     planes = stream.view(np.uint8).reshape(-1, _BYTES).T
@@ -110,7 +110,7 @@ class DialogueWindows:
             for part in range(packing.bounds[window], packing.bounds[window + 1]):
                 begin, length = packing.starts[part], packing.lengths[part]
                 line[place : place + length] = tokens[begin : begin + length]
-                # a target of the part before, or of nothing
+                # the first token of a part is a target of the part before, if of any
                 line[place] = line[place] & ~LEARNT | FIRST
                 place += length
         return out

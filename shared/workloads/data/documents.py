@@ -42,7 +42,7 @@ _SUFFIXES = """
 TEXT_SUFFIXES = frozenset(_SUFFIXES.split())  # suffixes for which a directory is searched
 TEXT = "text"  # column of records that holds the text, where no other is named
 _PIECE_CHARS = 4 << 20  # a larger file becomes several documents
-# Records, and characters of them, that are read before a file with mostly bad ones is refused.
+# Records, and characters of them, that are read before a file of mostly bad records is refused.
 _JUDGED_RECORDS, _JUDGED_CHARS = 1000, 16 << 20
 _REASONS_SHOWN = 3
 
@@ -236,7 +236,7 @@ def _no_column(name: str, column: str, bad: Skipped, columns: dict[str, str]) ->
 
 def _text(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
     """Yield a UTF-8 file in documents of about four million characters, cut at line ends; a blank
-    one is added to `skipped`. Raises InvalidRunFile for a file that cannot be read or is not text.
+    file is added to `skipped`. Raises InvalidRunFile for a file that cannot be read or is not text.
     """
     piece, blank = 0, True
     try:
@@ -268,14 +268,16 @@ def _text(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
 
 
 def _encoding(path: Path) -> str:
-    """Return UTF-16 for a file with its byte order mark, as Windows writes it; else UTF-8."""
+    """Return UTF-16 for a file with that encoding's byte order mark, as Windows writes; else
+    UTF-8.
+    """
     with open_unpacked(path) as file:
         return "utf-16" if file.read(2) in UTF16 else UTF8
 
 
 def _zeros(path: Path, name: str) -> str:
-    """Return the sentence about a file with bytes of zero: UTF-16 without its mark has them on one
-    side of its pairs.
+    """Return the sentence about a file with zero bytes: it is not text, or UTF-16 without its mark,
+    in which one byte of most pairs is zero.
     """
     with open_unpacked(path) as file:
         head = file.read(HEAD_BYTES)

@@ -42,7 +42,7 @@ def permutation(count: int, seed: int, stream: int) -> NDArray[np.int64]:
 
 
 class PassOrder:
-    """Samples of a pass, at positions 0 to `total` - 1; `counts[c]` are in chunk `c`."""
+    """Samples of a pass, at positions 0 to `total` - 1; chunk `c` has `counts[c]` samples."""
 
     def __init__(self, counts: Sequence[int], seed: int, mix: int = MIX) -> None:
         if mix < 1 or any(not 0 <= count <= _CHUNK_SAMPLES_MAX for count in counts):
@@ -113,8 +113,8 @@ class PassOrder:
         return self._chunks[group * self._mix : (group + 1) * self._mix]
 
     def _group(self, group: int) -> NDArray[np.int64]:
-        """Return all samples of a group in the order of the pass, (n, 2). Raises BadRequest for too
-        many.
+        """Return all samples of a group in the order of the pass, (n, 2). Raises BadRequest for
+        more than GROUP_SAMPLES_MAX.
         """
         rows = self._built.get(group)
         if rows is None:

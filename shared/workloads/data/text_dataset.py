@@ -38,7 +38,7 @@ from shared.workloads.data.tokenizer import (
 )
 
 _PART_MIN, _PART_MAX = 1 << 10, 256 << 10  # bytes of a part of a long document
-_TOKENIZER_BYTES = 64 << 20  # text after which training the tokenizer ends
+_TOKENIZER_BYTES = 64 << 20  # bytes of text after which training the tokenizer ends
 _BATCH_BYTES = 1 << 20  # bytes that are encoded at a time
 
 
@@ -51,7 +51,7 @@ class TextBuild(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _DocumentPart(NamedTuple):
-    """Document, or part of a long one, in the temporary file."""
+    """Document, or part of a long document, in the temporary file."""
 
     digest: bytes
     offset: int

@@ -1,8 +1,8 @@
 """Tokens on disk, and the tokenizer that made them.
 
 A chunk consists of raw little-endian unsigned integers: 16 bits a token, 32 if the vocabulary has
-more than 65,535. Chunks of one stream overlap by one token, so that every token but the first is
-the target of exactly one prediction.
+more than 65,535 tokens. Chunks of one stream overlap by one token, so that every token but the
+first is the target of exactly one prediction.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def dtype_of(manifest: DatasetManifest) -> str:
 
 
 def stored_type(dtype: str) -> np.dtype[np.unsignedinteger]:
-    """Return the stored type of a name. Raises InvalidRunFile for an unknown one."""
+    """Return the stored type of a name. Raises InvalidRunFile for an unknown name."""
     kind = _DTYPES.get(dtype)
     if kind is None:
         raise InvalidRunFile(f'tokens of type "{dtype}" are not known; use uint16 or uint32')
@@ -140,7 +140,7 @@ class TokenChunks:
         self._open: dict[int, TokenChunk] = {}
 
     def tokens(self, index: int) -> NDArray[np.unsignedinteger]:
-        """Return the tokens of a chunk. Raises InvalidRunFile for an unusable one."""
+        """Return the tokens of a chunk. Raises InvalidRunFile for an unusable chunk."""
         chunk = self._open.get(index)
         if chunk is None:
             chunk = self._open[index] = self._check(index)
@@ -270,8 +270,8 @@ def vocab_of(tokenizer: Tokenizer) -> int:
 
 
 def beginning(tokenizer: Tokenizer) -> list[int]:
-    """Return the special tokens that the tokenizer's post-processor writes before a text, such as
-    that of its beginning.
+    """Return the special tokens that the tokenizer's post-processor writes before a text, such as a
+    mark of its beginning.
     """
     encoding = tokenizer.encode("a", add_special_tokens=True)
     marks = encoding.special_tokens_mask
@@ -281,6 +281,6 @@ def beginning(tokenizer: Tokenizer) -> list[int]:
 
 
 def end_of_text(tokenizer: Tokenizer) -> int | None:
-    """Return the token that ends a document, if this tokenizer has a known one."""
+    """Return the token that ends a document; None if the tokenizer has no token of a known name."""
     tokens = (tokenizer.token_to_id(text) for text in _ENDS)
     return next((token for token in tokens if token is not None), None)

@@ -142,7 +142,7 @@ def _batch(
 def _made_up(fields: Fields, rng: np.random.Generator) -> Any:
     values: dict[str, Tensor] = {}
     for name, dtype, shape in fields:
-        spread = {"u": 255, "f": 1}.get(dtype[0], 0)  # an integer may be a class: the first one
+        spread = {"u": 255, "f": 1}.get(dtype[0], 0)  # an integer may be a class: class 0
         value = rng.random(shape) * spread
         values[name] = torch.from_numpy(np.asarray(value, f"<{dtype}"))
     return structure(values)

@@ -15,12 +15,12 @@ from shared.workloads.derived.built_model import BuiltModel
 from shared.workloads.derived.derived_facts import BLOCK
 from shared.workloads.generation.prompt_text import PromptText, padded
 
-_VOCABULARY = 1 << 20  # size of the vocabulary of a model that states none
+_VOCABULARY = 1 << 20  # size of the vocabulary of a model that states no size
 
 
 class WholeDecoder(PromptText):
-    """Decoder of a model that returns logits (B, T, V) of tokens (B, T), itself, as `logits` or as
-    the first of several; see `Decoder`.
+    """Decoder of a model whose output for tokens (B, T) is logits (B, T, V), a table with `logits`,
+    or a tuple that begins with logits; see `Decoder`.
     """
 
     def __init__(

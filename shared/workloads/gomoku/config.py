@@ -20,7 +20,7 @@ from shared.workloads.experience import ReplayOptions
 from shared.workloads.gomoku.records import Manner
 from shared.workloads.gomoku.rules import SIZE_MAX, BoardRules
 
-PLANES = 3  # own stones, the other's stones, ones (which show the border)
+PLANES = 3  # own stones, the opponent's stones, ones (which show the border)
 POLICY_CHANNELS = 16
 VALUE_HIDDEN = 64
 PRESETS = {"small": (2, 32), "medium": (6, 64), "large": (12, 128)}  # blocks, channels
@@ -30,7 +30,7 @@ class GomokuConfig(Table, frozen=True, kw_only=True):
     """Table `[model]`. `blocks` and `channels` of 0 mean the values of the preset."""
 
     size: Annotated[int, Meta(ge=3, le=SIZE_MAX)] = 15
-    win: Annotated[int, Meta(ge=3)] = 5  # stones in a row, or more
+    win: Annotated[int, Meta(ge=3)] = 5  # stones in a row that win; more win too
     preset: Literal["small", "medium", "large"] = "small"
     blocks: Annotated[int, Meta(ge=0, le=64)] = 0
     channels: Annotated[int, Meta(ge=0, le=1024)] = 0

@@ -53,7 +53,7 @@ class FixedConv(nn.Module):
 
     @override
     def forward(self, x: Tensor) -> Tensor:
-        """Return the sums, rounded to bfloat16 numbers (B, C, S, S), of integers `x`."""
+        """Return the convolution's sums (B, C, S, S) over integers `x`, rounded to bfloat16."""
         sums = F.conv2d(x, self.weight, self.bias, padding=1)
         if sums.device.type != "cpu":
             # Transforms such as Winograd's are not exact, but err by less than half a grain.
@@ -62,7 +62,9 @@ class FixedConv(nn.Module):
 
 
 class FixedBlock(nn.Module):
-    """Residual block; its input's unit is `shrink` of its output's, a power of two."""
+    """Residual block; the unit of its input is `shrink`, a power of two, times its output's
+    unit.
+    """
 
     def __init__(self, one: FixedConv, two: FixedConv, shrink: float) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class FixedTrunk(nn.Module):
     """Trunk whose convolutions are `stem` and the pairs of `blocks`.
 
     The constructor measures the units on `planes` (B, PLANES, S, S). `native` chooses bfloat16
-    arithmetic of a CPU that has it; the results are the same without.
+    arithmetic of a CPU that has it; the results are the same without it.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ def _scale(weight: Tensor, bias: Tensor) -> Tensor:
     """
     sizes = weight.abs().sum((1, 2, 3)) * (LEVELS / _PRODUCTS_MAX)
     most = torch.maximum(sizes, bias.abs() / _BIAS_MAX)
-    # The estimate is one too high at least, so that the order of this sum does not matter.
+    # The estimate is too high by at least 1, so that the order of this sum does not matter.
     exponent = (1 - most.log2()).ceil().clamp_(max=_EXPONENT_MAX)
     while True:
         scale = exponent.exp2()

@@ -3,7 +3,7 @@ position.
 
 There are no normalisation layers, so that a position gets the same result alone and in a batch, and
 there are no running statistics to merge; residual branches begin as zero, which keeps deep networks
-stable. A player that learns computes in float32, one that plays has its trunk in fixed point
+stable. A network that learns computes in float32, a network that plays has its trunk in fixed point
 (`fixed_point`). Shapes: B positions, S side, A = S * S, C channels.
 """
 
@@ -34,7 +34,7 @@ from shared.workloads.training.device_differences import has_bfloat16, to_host
 _CACHE_ELEMENTS = 480_000
 _GPU_BATCH = 4096
 _MEASURED = 16  # positions that the units of fixed-point numbers are measured on
-_STONES = 0.6  # largest share of their cells with a stone
+_STONES = 0.6  # largest share of cells with a stone in these positions
 
 
 class ResidualBlock(nn.Module):
@@ -190,7 +190,9 @@ class NetEvaluator:
         self._device = device
 
     def halve(self) -> int:
-        """Halve the batches of queries after out-of-memory. Raises MemoryError at one position."""
+        """Halve the batches after a lack of memory and return their new size. Raises MemoryError if
+        a batch has one position.
+        """
         if self._batch <= 1:
             raise MemoryError("one position alone does not fit into the memory of this device")
         self._batch = min(self._batch, 2 * _GPU_BATCH) // 2

@@ -119,7 +119,7 @@ class PlayWork(ABC):
         return self._device.partition(":")[0]
 
     def _preview(self) -> str:
-        """Return a picture of the game with the most moves."""
+        """Return a picture of the game with the most moves; "" without a game in progress."""
         if not self._arena.seats:
             return ""
         position = max((seat.position for seat in self._arena.seats), key=lambda p: len(p.moves))

@@ -34,7 +34,7 @@ class GameRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     game: int  # its number among all games of the run
     seed: int
-    version: int  # version that played it, from its first move to its last
+    version: int  # version that played the game, from its first move to its last
     weights: str  # SHA-256 of the published weights of that version
     moves: tuple[int, ...]
     visits: tuple[tuple[int, ...], ...]
@@ -68,14 +68,14 @@ def decode(data: bytes) -> list[GameRecord]:
 
 
 def flat(visits: NDArray[np.int32]) -> tuple[int, ...]:
-    """Return counts of all cells (A,) in the form of a record."""
+    """Convert the visits of all cells (A,) to a row of a record: cell, count, cell, count ..."""
     cells = np.flatnonzero(visits)
     return tuple(np.stack([cells, visits[cells]], axis=1).reshape(-1).tolist())
 
 
 def counts(row: Sequence[int], cells: int) -> NDArray[np.int32]:
-    """Return a record's counts for all cells (A,). Raises InvalidGame unless they are a
-    distribution over the board.
+    """Convert a row of a record to the visits of all cells (A,). Raises InvalidGame unless the row
+    is a distribution over the board.
     """
     try:
         pairs = np.asarray(row, np.int64).reshape(-1)

@@ -20,7 +20,7 @@ from shared.workloads.games import COLUMNS, cell_name
 
 SIZE_MAX = 25
 OUTSIDE = 2
-# Opposite directions are neighbours, so that a line is a pair.
+# Opposite directions are neighbours, so that a pair of them is a line.
 _DIRECTIONS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))
 
 Boards = NDArray[np.int8]
@@ -59,7 +59,7 @@ def rays(rules: BoardRules) -> NDArray[np.intp]:
 
 @lru_cache(maxsize=16)
 def symmetries(size: int) -> NDArray[np.intp]:
-    """Return the eight symmetries of a board, (8, A): the old cell of each new one."""
+    """Return the eight symmetries of a board, (8, A): the old cell of each new cell."""
     grid = np.arange(size * size).reshape(size, size)
     turned = [np.rot90(grid, quarter) for quarter in range(4)]
     permutations = np.stack(

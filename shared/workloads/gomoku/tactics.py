@@ -1,9 +1,9 @@
 """Tactical positions with known answers: they measure a network without search.
 
     win      complete the row now
-    block    the opponent would complete one: one cell prevents it
-    attack   make two threats at once (the open three of five in a row), so that one cannot be blocked
-    defend   the opponent could do that next: moves that prevent it
+    block    the opponent would complete a row next: one cell prevents it
+    attack   make two threats at once (the open three of five in a row): only one can be blocked
+    defend   the opponent could make two threats next: moves that prevent it
 
 The positions are generated from a fixed seed for any board and verified by checking every move.
 """
@@ -152,7 +152,7 @@ def _short_of(
 
 def _scene(rules: BoardRules, number: int) -> NDArray[np.int8]:
     """Return a board with the beginning of a row and stones around it; both players have equally
-    many, or the opponent (-1) one more.
+    many stones, or the opponent (-1) has one more.
     """
     raw = iter(words(_SEED + rules.size * 64 + rules.win, number, 512).tolist())
     board = np.zeros(rules.cells, np.int8)

@@ -166,7 +166,9 @@ class RolloutWork:
         return {"groups": torch.from_numpy(text)}
 
     def restore(self, snapshot: Weights) -> None:
-        """Continue after the groups of a `snapshot`. Raises InvalidRunFile for another task's."""
+        """Continue after the groups of a `snapshot`. Raises InvalidRunFile for the snapshot of
+        another task.
+        """
         try:
             saved = decode(snapshot["groups"].numpy().tobytes(), SavedGroups)
         except (KeyError, *MALFORMED) as error:
@@ -232,7 +234,7 @@ class RolloutWork:
         texts = [text.decode([token.token for token in answer]) for answer in group.answers]
         try:
             rewards = [reward(group.problem, text) for text in texts]
-        except InvalidRunFile:  # its verifier's package is on the coordinator only
+        except InvalidRunFile:  # the package of the problem's verifier is on the coordinator only
             return
         share, prompt = sum(rewards) / len(rewards), group.problem.prompt
         if (

@@ -59,8 +59,8 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     n_head: Annotated[int, Meta(ge=1, le=512)] = 4
     n_embd: Annotated[int, Meta(ge=1, le=1 << 15)] = 128
     dataset: ListedProblems | None = None  # filled in from the run's dataset
-    # filled in from the model named by `from`: its table of `causal-lm`; from its dataset: the
-    # tokenizer, the token that ends an answer, and whether a chat template wrote the prompts
+    # filled in from the model that `from` names: its table of `causal-lm`; from the run's dataset:
+    # the tokenizer, the token that ends an answer, and whether a chat template wrote the prompts
     base: dict[str, Any] | None = None
     tokenizer: ChunkRef | None = None
     end: int = BYTES.end
@@ -217,8 +217,8 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _taken_up(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the folder or hub's model named by a run file, once, when its run is created. Raises
-    InvalidRunFile.
+    """Read the model, of a folder or a hub, that a new run's file names, and add its table as
+    `base`. Raises InvalidRunFile.
     """
     for key in ("n_layer", "n_head", "n_embd"):
         if key in raw:
@@ -265,7 +265,7 @@ class Problems:
         return cls(config, file(FILE) if config.dataset else None, config.text(file))
 
     def first(self, most: int) -> list[Problem]:
-        """Return the first `most` problems, or all of a dataset that has fewer."""
+        """Return the first `most` problems, or all problems of a dataset that has fewer."""
         return [self.get(number) for number in range(min(most, len(self._listed) or most))]
 
     def get(self, number: int, size: int = 0) -> Problem:
@@ -301,7 +301,7 @@ class RolloutsOptions(ReplayOptions, frozen=True, kw_only=True):
     )
     # learning rate of the warm steps; [train] lr applies to the other steps
     warm_lr: Annotated[float, Meta(gt=0, le=1)] = 5e-3
-    # size of the problems of the warm steps; 0 = that of the other problems
+    # size of the problems of the warm steps; 0 = the size of the other problems
     warm_size: Annotated[int, Meta(ge=0, le=100)] = 0
 
     @classmethod

@@ -42,7 +42,7 @@ def policy_loss(
     """
     moved = (new.detach() - old) * mask
     weight = moved.sum(1).clamp(max=0).exp().where(advantage < 0, 1.0)
-    surrogate = (weight * advantage)[:, None] * (new - new.detach()).exp()  # one, with a gradient
+    surrogate = (weight * advantage)[:, None] * (new - new.detach()).exp()  # 1, with a gradient
     tokens = mask.sum().clamp(min=1.0)
     importance = (moved.clamp(max=_LOG_MAX).exp() * mask).sum() / tokens
     figures = torch.stack([importance, 1 - weight.mean(), mask.sum(1).mean()])

@@ -239,7 +239,7 @@ def _add_gpt2(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
 
 
 def _begin(data: bytes) -> int | None:
-    """Return the token that a tokenizer.json puts before every text; None if it adds none."""
+    """Return the token that a tokenizer.json puts before every text; None if it puts no token."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(data.decode())
@@ -287,14 +287,14 @@ def _add_tensors(writer: GGUFWriter, model: ConvertedModel, config: Mapping[str,
 
 def _turned(name: str, value: Tensor, config: Mapping[str, Any]) -> Tensor:
     """Return a tensor as llama.cpp keeps it: matrices of GPT-2 as outputs x inputs, the two rotary
-    halves of a Llama's heads interleaved, the norms of a Gemma with the one that Gemma adds to
-    their weights.
+    halves of a Llama's heads interleaved, the norms of a Gemma plus the 1 that Gemma adds to their
+    weights.
     """
     architecture, layer = _ARCHITECTURES[config["model_type"]], name.split(".")[-2]
     if architecture == "gpt2" and layer in ("c_attn", "c_proj", "c_fc") and value.ndim == 2:
         return value.T
     if architecture.startswith("gemma") and layer.endswith("norm"):
-        return value + 1  # Gemma adds one to the weight of a norm, llama.cpp does not
+        return value + 1  # Gemma adds 1 to the weight of a norm, llama.cpp does not
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     if architecture != "llama" or layer not in heads:
         return value

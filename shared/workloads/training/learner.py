@@ -113,7 +113,7 @@ class Learner:
             self._inner.card = device
 
     def _own(self) -> dict[str, Tensor]:
-        """Return the tensors of the state without those of the optimiser, without copies."""
+        """Return the tensors of the state, except the optimiser's, without copying them."""
         tensors = {f"weights/{name}": value.data for name, value in self._parameters.items()}
         tensors |= {f"base/{name}": value for name, value in self._base.items()}
         return tensors | {f"sums/{name}": value for name, value in self._sums.items()}

@@ -41,8 +41,8 @@ _MOMENTUM_OF_ROWS = 0.9
 _ROW_RMS = 0.3
 _ROW_FLOOR = 0.1
 _TINY = 1e-12
-# root mean square of an update at rate 1, like AdamW's, so that both take the same rate (Liu et al.
-# 2025)
+# root mean square of an update at rate 1, like AdamW's, so that Muon and AdamW take the same rate
+# (Liu et al. 2025)
 _RMS = 0.2
 
 
@@ -68,7 +68,7 @@ class InnerOptimizer:
         self._parameters = dict(parameters)
         self._train = train
         self.steps = 0
-        self.card = ""  # device for products of matrices; "" = that of the state
+        self.card = ""  # device for products of matrices; "" = the device of the state
         self._fused = next(iter(self._parameters.values())).device.type in _FUSED
         self._groups = _groups(self._parameters, train)
         self._states: dict[str, dict[str, Tensor]] = {}
@@ -161,8 +161,8 @@ class InnerOptimizer:
         return tensors | {"steps": torch.tensor(self.steps, dtype=torch.int64)}
 
     def load(self, state: Weights) -> bool:
-        """Continue from a snapshot; return False, with nothing changed, if it is of another model
-        or optimiser.
+        """Continue from a snapshot; return False, with nothing changed, for a snapshot of another
+        model or optimiser.
         """
         fits = "steps" in state and all(
             f"{key}/{name}" in state and state[f"{key}/{name}"].shape == tensors[key].shape
@@ -180,7 +180,7 @@ class InnerOptimizer:
         """Move the state after the parameters have moved."""
         for state in self._states.values():
             for key, tensor in state.items():
-                if tensor.ndim or self._fused:  # unfused AdamW counts on the CPU
+                if tensor.ndim or self._fused:  # unfused AdamW counts its steps on the CPU
                     state[key] = tensor.to(device)
 
     def _count(self, steps: int) -> None:

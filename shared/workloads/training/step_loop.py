@@ -56,7 +56,7 @@ class StepWork(ABC):
     without buffers; see `Work`.
 
     The parameters of `model` that require a gradient have the names and the order of the workload's
-    schema. `samples` is the task's number of samples, `flops` the cost of one, forward and
+    schema. `samples` is the task's number of samples, `flops` the FLOPs of one sample, forward and
     backward.
     """
 
@@ -125,7 +125,7 @@ class StepWork(ABC):
         stream(self.model, device, self._lookout.check)
         self._learner.compute_on(device)
         self._autocast = autocast(self.job.train.precision, device)
-        # Each micro-batch copies all weights, so the largest that fits is looked for.
+        # Each micro-batch copies all weights, so the largest micro-batch that fits is looked for.
         self._pace = MicroBatchPace(min(self.job.batch_size, self._samples), self._flops, device)
         self._move(device)
         return True
@@ -148,7 +148,7 @@ class StepWork(ABC):
         ranks.begin(begin)
 
     def assist(self, part: Part) -> None:
-        """Compute a part of a step for rank 0, with its weights."""
+        """Compute a part of a step for rank 0, with the weights of rank 0."""
         self._assists = True
         if part.streams:
             self.stream(self.device)
@@ -288,7 +288,7 @@ class StepWork(ABC):
         }
 
     def restore(self, snapshot: Weights) -> None:
-        """Continue from a `snapshot`. Raises InvalidRunFile if it is another task's."""
+        """Continue from a `snapshot`. Raises InvalidRunFile for the snapshot of another task."""
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
         figures = snapshot.get(_FIGURES)
         fits = (
@@ -308,15 +308,15 @@ class StepWork(ABC):
     def _may_leave(self) -> bool:
         """Return True if the optimizer's state may leave the device for the host: the device has
         memory of its own, the host has room for weights, gradients and two moments, and this
-        process assists no other.
+        process assists no other process.
         """
         state_bytes = 4 * sum(value.nbytes for value in self.model.parameters())
         room = state_bytes < free_memory_bytes()
         return room and has_own_memory(self.device) and not self._assists
 
     def _spare(self) -> bool:
-        """Recompute blocks in the backward pass, which saves memory; return False if that is done
-        or impossible.
+        """Recompute blocks in the backward pass, which saves memory; return False if the model does
+        so already, or cannot.
         """
         recompute = getattr(self.model, "gradient_checkpointing_enable", None)
         if self._spares or recompute is None:
@@ -345,8 +345,7 @@ class StepWork(ABC):
         """Wait for the device and read the figures: on a CPU always, on a GPU rarely and at the
         end.
 
-        Return loss and figures of the finished step; empty within a step or when they were not
-        read.
+        Return loss and figures of the finished step; [] within a step, or if they were not read.
         """
         waits = self.device == "cpu" or self._lookout is not None
         if not waits and not self.done and began - self._read_at < _READ_S:

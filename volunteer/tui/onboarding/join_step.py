@@ -103,7 +103,7 @@ class JoinStep(Step):
         self._draw()
 
     async def _probe(self, text: str) -> None:
-        await self.volunteer.clock.sleep(SETTLE_S)  # the next key cancels it
+        await self.volunteer.clock.sleep(SETTLE_S)  # the next key cancels this probe
         try:
             link = parse_link(text)
         except BadRequest as error:

@@ -40,12 +40,12 @@ class Step(Vertical):
     """
 
     NAME: ClassVar[str]
-    TITLE: ClassVar[str]  # its name in the row of steps
+    TITLE: ClassVar[str]  # the step's name in the row of steps
     HEADING: ClassVar[str]
     KEYS: ClassVar[tuple[Key, ...]] = NEXT
 
     class Done(Message):
-        """Message: the step has its answer; go to the next."""
+        """Message: the step has its answer; go to the next step."""
 
     class Back(Message):
         """Message: go back to `step` ("": the previous step), which shows `why`."""
@@ -86,7 +86,7 @@ class Step(Vertical):
 
 
 def text_lines(text: str, cells: int, rows: int, role: str = "text", sign: str = "") -> list[Line]:
-    """Return a text as lines of at most `cells`, with a sign before the first."""
+    """Return a text as lines of at most `cells`, with a sign before the first line."""
     indent = " " * (len(sign) + 1) if sign else ""
     lines = wrap(text, cells - len(indent), rows)
     return [

@@ -127,7 +127,7 @@ class DevicePage(QueryPage):
         super().__init__()
         self._readings = Readings()
         self._read_at = float("-inf")
-        self._wanted_duty: dict[str, int] = {}  # set here, not in the settings yet
+        self._wanted_duty: dict[str, int] = {}  # shares set here, not in the settings yet
 
     @override
     def body(self) -> ComposeResult:

@@ -54,7 +54,7 @@ COLUMNS = (
 )
 
 
-# Verdicts, newest first, and the cursor of the older ones.
+# Verdicts, newest first, and the cursor of older verdicts.
 VerdictPage = tuple[tuple[Verdict, ...], str]
 
 
@@ -125,7 +125,7 @@ class History(QueryPage):
         }
 
     async def _recent_ledger(self, control: Control) -> tuple[LedgerRow, ...]:
-        """Return the ledger rows of the last two weeks; only new ones are queried."""
+        """Return the ledger rows of the last two weeks; only new rows are queried."""
         older: Sequence[LedgerRow] = self.reply("ledger").value or ()
         return await ledger(control, self.volunteer.clock.now() - RECENT_S, older)
 

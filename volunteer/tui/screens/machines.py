@@ -155,8 +155,8 @@ ORDERS = {
 def machine_row(
     machine: WorkerInfo, scene: Scene, *, old: bool, alike: bool = False, order: str = ""
 ) -> Row:
-    """Return a machine as a row of the table, with its id if another is named `alike`. An `order`
-    is shown in place of the state until the machine obeys.
+    """Return a machine as a row of the table, with its id if another machine has the same name
+    (`alike`). An `order` is shown in place of the state until the machine obeys.
     """
     state, role = _(STATES[machine.state]), ROLES.get(machine.state, "dim")
     if order and machine.state not in (*ORDERS[order][0], "offline"):

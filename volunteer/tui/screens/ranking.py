@@ -116,7 +116,7 @@ class LeaderboardPage(QueryPage):
 
 
 def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tuple[Row, ...]:
-    """Return the rows of the leaderboard, with this volunteer's marked."""
+    """Return the rows of the leaderboard, with this volunteer's row marked."""
     top = max((row.earned_micro for row in leaders), default=0)
     rows = []
     for row in leaders:

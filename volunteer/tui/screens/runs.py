@@ -135,7 +135,7 @@ class RunsPage(QueryPage):
         return tuple(value)
 
     def chosen(self) -> tuple[str, ...]:
-        """Return the chosen runs; empty: any."""
+        """Return the chosen runs; () = any run."""
         return self._setting("runs")
 
     def estimate(self, info: RunInfo) -> RunEstimate:
@@ -327,7 +327,7 @@ def run_row(
             if not run_estimate.fits and info.state == "running"
             else (glyphs.off, "dim")
         )
-    # Losses of different workloads are not comparable, so each has its name.
+    # Losses of different workloads are not comparable, so each has its measure's name.
     measure = f"{measure_word(info.measure)} " if info.loss is not None else ""
     done = info.progress
     progress: Line = ((_(STATES_SHORT[info.state]), "dim"),)
@@ -435,7 +435,7 @@ def _data(info: RunInfo, own_samples: Mapping[str, int]) -> str:
 
 
 def _helping(info: RunInfo, run_names: Sequence[str]) -> str:
-    """Return that this machine helps a run, as any run, or not; and the effect of enter."""
+    """Return whether this machine helps a run, by name or as any run, and the effect of enter."""
     if info.name in run_names:
         return _("yes (enter: stop helping)")
     return _("no (enter: help)") if run_names else _("as any run (enter: only this one)")

@@ -148,7 +148,7 @@ class SamplesPage(Page):
     # Versions.
 
     async def _load_versions(self) -> None:
-        """Load new versions, and show the newest while the page follows it."""
+        """Load new versions; show the newest version while the page follows the newest."""
         control = self.volunteer.control
         if control is None or self._loading:
             return
@@ -177,7 +177,7 @@ class SamplesPage(Page):
 
     @override
     def update_from(self, scene: Scene) -> None:
-        """Load newer versions while the page shows the newest, or none."""
+        """Load newer versions while the page shows the newest version, or no version."""
         newest = self.history.rows.get(self.history.head)
         awaited = newest is not None and newest.evaluation in ("waiting", "running")
         newer = self._follows_newest and (awaited or self._head() > self.history.head)

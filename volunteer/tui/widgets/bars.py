@@ -64,7 +64,7 @@ class TabBar(Bar):
 
 def _named(link: Activity, scene: Scene, room: int) -> Line:
     """Return the connection after the coordinator's name, which is shortened if both do not fit; ()
-    without a name, or if less than `NAME_CELLS_MIN` of it would be left.
+    without a name, or if less than `NAME_CELLS_MIN` of the name would be left.
     """
     text = f"{link.sign} {link.word} "
     room -= cell_len(text) + 2  # a space on either side of the name
@@ -162,7 +162,7 @@ class KeyBar(Bar):
     @override
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         field = self.screen.focused
-        if isinstance(field, Field) and field.brief:  # other keys type letters into it
+        if isinstance(field, Field) and field.brief:  # other keys type letters into the field
             self.hits = ()
             hints = (("enter", _("ok")), ("esc", _("cancel")), ("f1", _("help")), ("^q", _("quit")))
             spans = [((f" {key} ", "key"), (f"{word} ", "dim")) for key, word in hints]

@@ -197,7 +197,7 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
 
 
 def _work(me: Me, cells: int, glyphs: Glyphs) -> list[Span]:
-    """Return the contributions merged, and rejected, or accepted if none was rejected."""
+    """Return the counts of merged and rejected contributions; without a rejection, of accepted."""
     merged = _("{merged} merged", merged=me.merged)
     if me.rejected:
         rejected = _("{rejected} rejected", rejected=me.rejected)
@@ -223,7 +223,7 @@ class RunCard(Panel):
 
 
 def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return the facts of this machine's run, the most important first, then of this session."""
+    """Return the facts of this machine's run, the most important first, then the session's."""
     view = scene.view
     run = view.run()
     info, beat, model = view.info(run), view.beat(run), view.models.get(run)
@@ -265,7 +265,7 @@ def _newest_version(view: AgentView, run: str, versions: Sequence[int]) -> int:
 
 
 def _loss_of(info: RunInfo | None, model: ModelView | None, glyphs: Glyphs) -> list[Line]:
-    """Return the row of the run's measure: its first and newest value; none without values."""
+    """Return the row of the run's measure: its first and newest value; [] without values."""
     points = model.points if model else ()
     newest = points[-1][1] if points else (info.loss if info else None)
     first = points[0][1] if points else (info.loss_first if info else None)

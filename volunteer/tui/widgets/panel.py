@@ -35,7 +35,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     view: AgentView = AgentView()
     now: float = 0.0  # UTC epoch seconds of this machine
     glyphs: Glyphs = UNICODE
-    device: str = ""  # device of the shown task; empty: the most advanced task
+    device: str = ""  # device of the shown task; "" = the most advanced task
     leaving: How | None = None  # requested way to end
 
 

@@ -23,7 +23,9 @@ SIDE_MAX = 1024  # longer side of a shown picture, in pixels
 
 
 def decoded(png: bytes) -> Picture:
-    """Return a PNG's pixels, its longer side at most `SIDE_MAX`. Raises BadRequest if unusable."""
+    """Return a PNG's pixels, its longer side at most `SIDE_MAX`. Raises BadRequest for an unusable
+    PNG.
+    """
     from shared.workloads.data.image_files import read_png
     from shared.workloads.data.resize import shrunk
 

@@ -212,7 +212,7 @@ def y_ticks(view: PlotFrame, rows: int) -> dict[int, str]:
 
 def _round_values(view: PlotFrame, tick_count: int) -> list[tuple[float, float]]:
     """Return about `tick_count` round values inside the frame as (step, value); the frame's ends if
-    it has no round values.
+    it has no round values; [] if its height is 0 or too large for floats.
     """
     span = view.high / 2 - view.low / 2
     if not 0 < span < 5e307:

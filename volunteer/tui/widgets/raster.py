@@ -47,7 +47,7 @@ class PlotFrame(msgspec.Struct, frozen=True, kw_only=True):
         return _place(x, self.left, self.right, pixels)
 
     def up(self, y: float, pixels: int) -> int:
-        """Return the pixel row from the bottom."""
+        """Return the pixel row of a value, counted from the bottom."""
         return _place(y, self.low, self.high, pixels)
 
 

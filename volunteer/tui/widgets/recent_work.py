@@ -70,7 +70,9 @@ class Contributions(Panel):
 def verdict_lines(
     verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool = False
 ) -> list[Line]:
-    """Return a verdict in one line, with its run if `named`; a refusal's long reason in another."""
+    """Return a verdict in one line, with its run if `named`; a refusal's long reason in a
+    second.
+    """
     why = reason_of(verdict)
     line = verdict_line(verdict, why, cells, glyphs, named=named)
     if outcome(verdict) not in ("rejected", "unpaid") or why in "".join(text for text, _ in line):
@@ -89,7 +91,7 @@ def outcome(verdict: Verdict, paid: Collection[int] = ()) -> str:
     if verdict.state == "accepted" and verdict.contribution in paid:
         return "paid"
     decided = verdict.state in ("merged", "superseded") and not verdict.credits_micro
-    # Work of price 0 brings nothing either; the coordinator's sentence refuses its pay by this word.
+    # Work of price 0 has no credits either; only the sentence of a refused pay has the word "paid".
     return "unpaid" if decided and "paid" in verdict.message else verdict.state
 
 

@@ -220,7 +220,9 @@ class Listing(Panel):
         return tuple(spans)
 
     def _keep_cursor(self, rows: tuple[Row, ...]) -> None:
-        """Keep the cursor on its row when rows come and go; on the first until a key moves it."""
+        """Keep the cursor on its row when rows come and go; on the first row until a key moves
+        it.
+        """
         place = self.place(rows)
         if place is not None:
             self._at = place
