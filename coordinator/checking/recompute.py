@@ -71,7 +71,6 @@ class Recomputes(PlatformService):
         self._leases = LeaseKeeper(on)
         self._choosing = asyncio.Lock()
         self._under_way: RecomputeRow | None = None
-        self._ordered = False  # True if a recompute was ordered in a transaction, until `wake`
 
     def order(self, conn: Connection, row: ContributionRow, run: RunRow) -> DrawChoice:
         """Order the recompute of a drawn update; "never" where no machine could do it."""
@@ -89,21 +88,22 @@ class Recomputes(PlatformService):
             kind=rules.device_kind(case.device),
             seed=1 + secrets.randbits(62) if auditable else 0,
         )
-        self._ordered = True
         recomputes.add(conn, row, terms)
         accounts.count_draw(conn, row.volunteer_id)
         return "drawn"
 
     def order_refused(
         self, conn: Connection, row: ContributionRow, run: RunRow, reason: str
-    ) -> None:
-        """Order the recompute of a refused update, if one can repeat the refusal and few wait."""
+    ) -> bool:
+        """Order the recompute of a refused update, if one can repeat the refusal and few wait;
+        return True if it was ordered.
+        """
         if run.state != "running" or not refusals.is_question(reason):
-            return
+            return False
         waiting = recomputes.open_refusals(conn, run.id, row.volunteer_id)
         case = Case.of(conn, row, run) if refusals.may_ask(*waiting) else None
         if case is None:
-            return
+            return False
         terms = DrawTerms(
             work=case.stored(),
             flops=case.flops,
@@ -111,13 +111,11 @@ class Recomputes(PlatformService):
             refusal=reason,
         )
         recomputes.add(conn, row, terms)
-        self._ordered = True
+        return True
 
     def wake(self) -> None:
-        """Start the ordered recomputes; called after the commit."""
-        if self._ordered:
-            self._ordered = False
-            self._signals.notify("recomputes")
+        """Start the ordered recomputes; called after the commit of their orders."""
+        self._signals.notify("recomputes")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Make recomputes until `stop` is set."""

@@ -217,7 +217,6 @@ class Intake(PlatformService):
             del self._under_way[row.id]
         self._signals.notify("contributions")
         self._signals.notify("queue")
-        self._recomputes.wake()
 
     async def _examine(self, row: ContributionRow) -> None:
         """Check and decide a contribution in the way of its kind."""
@@ -260,11 +259,14 @@ class Intake(PlatformService):
 
     async def _decide_all(self, asked: Sequence[_Measured]) -> list[None]:
         run_id, measured = asked[0][0].run_id, {row.id: measurement for row, measurement in asked}
-        await self._db.write(lambda conn: self._decide(conn, run_id, measured))
+        if await self._db.write(lambda conn: self._decide(conn, run_id, measured)):
+            self._recomputes.wake()
         return [None] * len(asked)
 
-    def _decide(self, conn: Connection, run_id: int, measured: Mapping[int, Measurement]) -> None:
-        """Decide measured contributions of a run in one transaction."""
+    def _decide(self, conn: Connection, run_id: int, measured: Mapping[int, Measurement]) -> bool:
+        """Decide measured contributions of a run in one transaction; return True if a recompute was
+        ordered.
+        """
         now = self._clock.now()
         # The rows are locked: after a restart both the sender and the recheck may decide.
         rows = contributions.undecided(conn, measured)
@@ -295,18 +297,20 @@ class Intake(PlatformService):
         decided = [(row, each.columns(measured[row.id])) for row, each in judged]
         verdicts.decide_all(conn, decided, now)
         taken = list[_Taken]()
+        is_any_ordered = False
         for row, judgement in judged:
             if row.id not in tasks_by_row:
                 continue
             run = backgrounds[row.id].run
             if judgement.state == "rejected":
-                self._recomputes.order_refused(conn, row, run, judgement.reason)
+                is_any_ordered |= self._recomputes.order_refused(conn, row, run, judgement.reason)
                 self._reject(conn, row, run, judgement, now)
                 continue
             drawn: DrawChoice = ""
             # the recompute must be ordered before the part is split off its task
             if judgement is not validation.SUSPENDED:
                 drawn = self._recomputes.order(conn, row, run)
+            is_any_ordered |= drawn == "drawn"
             taken.append(_Taken(row, backgrounds[row.id], judgement, drawn))
         parts = [
             EndedPart(row=each.row, task=tasks_by_row[each.row.id], accepted=each.accepted)
@@ -314,6 +318,7 @@ class Intake(PlatformService):
         ]
         submissions.advance(conn, parts, now)
         self._take(conn, taken)
+        return is_any_ordered
 
     def _take(self, conn: Connection, taken: Sequence[_Taken]) -> None:
         """Count the accepted contributions, and post the pending credit of all that were not

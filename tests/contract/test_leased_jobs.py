@@ -104,10 +104,36 @@ async def test_no_job_goes_to_two_owners_that_ask_at_once(database: Database) ->
     await jobs(database, 6)
     rows = await asyncio.gather(*(lease(database, f"owner-{n}", 1000.0) for n in range(12)))
     versions = [row.version for row in rows if row is not None]
-    assert len(versions) == len(set(versions)) > 0
-    while (row := await lease(database, "last", 1000.0)) is not None:
-        versions.append(row.version)
     assert sorted(versions) == list(range(6))
+
+
+_WAITING_FOR_THIS = sa.text(
+    "SELECT count(*) FROM pg_locks"
+    " WHERE NOT granted AND pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+)
+
+
+async def test_a_job_that_another_transaction_looks_at_is_still_leased(database: Database) -> None:
+    await jobs(database, 1)
+    asking: list[asyncio.Task[EvaluationRow | None]] = []
+    is_locked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def look(conn: sa.Connection) -> None:
+        conn.execute(sa.select(TABLE).with_for_update()).all()
+        loop.call_soon_threadsafe(is_locked.set)
+        if database.dialect == "postgresql":  # in SQLite the other transaction waits for this one
+            while not any(ask.done() for ask in asking):
+                if conn.execute(_WAITING_FOR_THIS).scalar_one():
+                    break
+
+    looking = asyncio.create_task(database.write(look))
+    await is_locked.wait()
+    asking.append(asyncio.create_task(lease(database, "me", 1000.0)))
+    await looking
+    row = await asking[0]
+    assert row is not None, "nobody would look at it again before the next sweep"
+    assert row.version == 0
 
 
 async def test_a_taken_evaluation_skips_older_ones_but_never_the_first(database: Database) -> None:

@@ -62,10 +62,10 @@ class LeasedJobs(Generic[J]):
         **values: object,
     ) -> J | None:
         """Lease the first of `candidates`, a query of the table's rows, and set `values` in it;
-        return None if the query has no free row. Jobs that another transaction leases meanwhile are
-        passed over.
+        return None if the query has no free row. A job that another transaction has locked is
+        waited for: that transaction may leave it free, and announces nothing then.
         """
-        query = candidates.limit(1).with_for_update(of=self._table, skip_locked=True)
+        query = candidates.limit(1).with_for_update(of=self._table)
         row = conn.execute(query).mappings().first()
         if row is None:
             return None
