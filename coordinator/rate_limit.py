@@ -57,7 +57,7 @@ class _Buckets:
         self._left[key] = (left - 1, now)
 
     def _forget(self, now: float) -> None:
-        """Drop the keys whose buckets are full again; if there are none, drop all."""
+        """Drop the keys whose buckets are full again; if too many keys remain, drop all."""
         recent = {
             key: entry for key, entry in self._left.items() if now - entry[1] < self._window_s
         }

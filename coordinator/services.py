@@ -331,7 +331,7 @@ class Coordinator(Platform):
         return measure
 
     async def _keep_running(self, name: str, job: BackgroundJob) -> None:
-        """Run a job until the server stops; a failing one is logged and restarted."""
+        """Run a job until the server stops; a failing job is logged and restarted."""
         while not self.stopping.is_set():
             try:
                 await job(self.stopping)

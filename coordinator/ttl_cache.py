@@ -67,7 +67,7 @@ class CachedValue(Generic[T]):
                 self._age_s = max(self._age_min_s, self._rest * took_s)
 
     def drop(self) -> None:
-        """Drop the value; the next caller loads a new one."""
+        """Drop the value; the next caller loads a new value."""
         self._loading = self._loaded = None
 
 

@@ -15,7 +15,7 @@ PREFIX_LETTERS_MIN = 3  # shortest beginning of a name that is completed
 
 
 def nearest(word: object, choices: Iterable[str]) -> str:
-    """Return the known name that a word nearly spells or begins; "" if there is none."""
+    """Return the known name that a word nearly spells or begins; "" if no name is near."""
     # imported late, since it takes 9 ms and only errors need it
     from difflib import get_close_matches
 

@@ -346,7 +346,7 @@ async def _awaited(answer: Any) -> Any:
 async def sample_picture(remote: RemoteCoordinator, run: str, version: int) -> bytes:
     """Return the PNG that a version drew, from the cache if it was viewed before.
 
-    Raises NotFound if it drew none, BadRequest if it is too large.
+    Raises NotFound if the version drew no picture, BadRequest if the PNG is too large.
     """
     cursor = version - 1 if version > 0 else ""
     rows = await remote.api.query(endpoints.VERSIONS, run=run, cursor=cursor)

@@ -62,7 +62,7 @@ REISSUE_S = DAY_S  # validity of a reissued link: long, since the organiser pass
 ORDERS_A_MINUTE = 60  # orders that an account may send to its machines
 WORK_MAX = 32_768  # volunteers whose counts are cached
 BATCH_MAX = 64  # volunteers whose accounts are read in one transaction
-# time between two full counts of an account; each view adds the changes since the last one
+# time between two full counts of an account; each view adds the changes since the last full count
 COUNTED_S = 300.0
 
 
@@ -343,7 +343,7 @@ class Volunteers:
 
     async def public(self, nickname: str) -> tuple[str, str]:
         """Return the id and the nickname of a public volunteer. Raises NotFound, with the same
-        words for a hidden one as for an unknown one.
+        words for a hidden volunteer as for an unknown nickname.
         """
         key = nicknames.skeleton(nickname) if len(nickname) <= NICKNAME_MAX else ""
         try:

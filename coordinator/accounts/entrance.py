@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from shared.clock import Clock
     from shared.proofs.signing import SigningKey
 
-# least validity of a challenge; a hard one is valid for longer, so that a slow machine can solve it
+# least validity of a challenge; a hard challenge is valid for longer, so that a slow machine can
+# solve it
 CHALLENGE_S = 600.0
 SLOW_HASH_S = 16e-6  # seconds of one hash on a slow machine: 30 times the measured time
 USED_MAX = 100_000

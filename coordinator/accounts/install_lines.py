@@ -25,7 +25,7 @@ _KINDS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "mac": (("Apple", "mac", 180),),
 }
 _NAMES = {"linux": "Linux", "windows": "Windows", "mac": "macOS"}
-# Programs of uv and pipx are found in this terminal; a shell of Windows needs a new one.
+# Lets this terminal find the programs of uv and pipx; on Windows a new terminal finds them.
 _FOUND = 'export PATH="$HOME/.local/bin:$PATH"'
 _SHELL_UV = f"curl -LsSf https://astral.sh/uv/install.sh | sh && {_FOUND}"
 _WINDOWS_UV = 'powershell -c "irm https://astral.sh/uv/install.ps1 | iex"'
@@ -93,7 +93,7 @@ def _line(system: str, build: str, trust: str, address: str) -> str:
 
 
 def visitor_system(agent: bytes) -> System:
-    """Return the system that a browser's User-Agent names; Linux for an unknown one."""
+    """Return the system that a browser's User-Agent names; Linux for an unknown User-Agent."""
     return next((system for pattern, system in _SYSTEMS if pattern.search(agent)), "linux")
 
 

@@ -81,7 +81,9 @@ class Reversals:
     def _batch(
         self, conn: Connection, volunteer_id: str, since: float, after: int, why: str
     ) -> tuple[TakenBack, int]:
-        """Reverse the next contributions; return the number of the last one, 0 if none is left."""
+        """Reverse the next contributions; return the number of the last, 0 if no contribution is
+        left.
+        """
         now = self._clock.now()
         rows = contributions.good_of(conn, volunteer_id, since, after, BATCH)
         for row in rows:

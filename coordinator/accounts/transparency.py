@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from coordinator.accounts.accounts import Principal
     from coordinator.database.engine.open_database import Database
 
-SEAL_S = 5.0  # wait between two sealings: a payment has its receipt after the next one
+SEAL_S = 5.0  # wait between two sealings: a payment has its receipt after the next sealing
 BATCHES_MAX = 50  # batches of one call: the leaves of a long history are made by several calls
 
 log = structlog.get_logger("record")
@@ -103,7 +103,9 @@ class Transparency:
         return SignedHead(payload=payload.decode(), signature=self._key.sign(payload).hex())
 
     async def consistency(self, old: int | None, new: int | None) -> TreeProof:
-        """Prove that a record begins with an older one. Raises NotFound, BadRequest."""
+        """Prove that the record of `new` entries begins with the record of `old` entries. Raises
+        NotFound, BadRequest.
+        """
         if old is None or new is None:
             raise BadRequest("a proof of consistency needs two sizes: ?old=3&new=8")
         hashes = await self._db.read(lambda conn: store.consistency(conn, old, new))

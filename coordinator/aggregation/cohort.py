@@ -109,7 +109,7 @@ class Cohort:
 
 def cohort(readers: Sequence[DeltaReader], weights: Sequence[float]) -> Cohort:
     """Return the cohort of the contributions whose weight is above zero, in the given order. Raises
-    ValueError if there is none.
+    ValueError if no weight is above zero.
     """
     if len(readers) != len(weights):
         raise ValueError(f"{len(readers)} contributions, but {len(weights)} weights")

@@ -24,7 +24,7 @@ from shared.tensors.spec import grid
 # Elements of a block: its sum and its product, 512 KiB each, stay in the cache. 64 to 256 Ki are
 # equally fast.
 BLOCK = 128 * 1024
-RANK_BLOCK = 16 * 1024  # elements of a row: shorter ones cost more calls, longer leave the cache
+RANK_BLOCK = 16 * 1024  # elements of a row: shorter rows cost more calls, longer leave the cache
 LANES = 1024  # partial sums of a squared norm
 ROW = 8192  # elements of a row: numpy's BLAS stays on one thread up to 10,000
 GEMM_LIMIT = 262_144  # multiplications below which OpenBLAS stays on one thread

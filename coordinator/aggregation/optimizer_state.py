@@ -26,7 +26,9 @@ from shared.tensors.header import render_header
 
 
 class OldState:
-    """Server-optimiser state before a merge, in one file or several; the first merge has none."""
+    """Server-optimiser state before a merge, in one file or several; the first merge has no
+    state.
+    """
 
     def __init__(self, files: ExitStack, paths: Sequence[Path]) -> None:
         self._arrays: dict[str, Floats] = {}

@@ -40,7 +40,7 @@ class Aggregator:
 
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         """Return the rule's statistics of a piece, float64, whose sum over all pieces is the survey
-        of the model; None if the rule needs none.
+        of the model; None if the rule needs no statistics.
         """
         return None
 

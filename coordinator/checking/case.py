@@ -60,7 +60,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         base = versions.get(conn, run.id, row.base_version)
         if task.kind not in ("train", "learn"):
             return None
-        part = msgspec.structs.replace(  # the row starts at this part: earlier ones are split off
+        part = msgspec.structs.replace(  # the row starts at this part: earlier parts are split off
             task,
             stop=task.start + row.samples,
             steps=row.steps,

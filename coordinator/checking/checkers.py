@@ -81,7 +81,7 @@ class Checkers(PlatformService):
         for _ in range(ENDED_MAX):
             row = await self._db.write(taken)
             task = None if row is None else await self._task(row)
-            # a recompute that ended without work is followed by the next one
+            # a recompute that ended without work is followed by the next recompute
             if row is None or task is not None:
                 return CheckerOffer(task=task)
         raise Conflict("too many recomputes ended at once: ask again")

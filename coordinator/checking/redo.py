@@ -220,8 +220,8 @@ def nudged(base: Tensors, schema: Schema, size: float) -> Tensors:
 
 
 def _advance(bench: Workbench, work: Work, steps: float = math.inf) -> None:
-    """Advance a task to the end of a step, or to its own. Raises Unavailable when it is stopped, or
-    memory is short.
+    """Advance a task by at most `steps` steps, or to the task's end. Raises Unavailable when it is
+    stopped, or memory is short.
     """
     step = 0
     while not work.done and step < steps:

@@ -231,7 +231,7 @@ def _here(where: Where, command: OrganiserCommand[Q, R], ask: Q) -> R:
 
     settings = where.settings()
     if command.needs == "nothing":
-        data_directory(settings.directory)  # an unusable one is refused before the slow imports
+        data_directory(settings.directory)  # refused before the slow imports if unusable
     from coordinator.log import configure
     from coordinator.services import opened
 

@@ -257,7 +257,7 @@ _NEWEST_OF = sa.select(sa.func.max(_C.id)).where(equals(_C.volunteer_id))
 
 
 def newest_of(conn: sa.Connection, volunteer_id: str) -> int:
-    """Return the number of a volunteer's newest contribution; 0 if it has none."""
+    """Return the number of a volunteer's newest contribution; 0 without a contribution."""
     return int(conn.execute(_NEWEST_OF, {"where_volunteer_id": volunteer_id}).scalar() or 0)
 
 

@@ -171,7 +171,7 @@ def is_chunk(conn: Connection, sha256: str) -> bool:
 
 def blobs_in_use(conn: Connection, now: float) -> set[str]:
     """Return the files of unsealed harvests, and of chunks that may still be read; a deleted run
-    keeps none.
+    keeps no files.
     """
     deleted_runs = select(runs.c.id).where(runs.c.state == "deleted")
     is_readable = chunks.c.retired_at.is_(None) | (chunks.c.retired_at > now - KEPT_S)

@@ -192,7 +192,9 @@ _PARAMETERS = sa.select(runs.c.parameters).where(equals(runs.c.id))
 
 
 def grant_bytes(conn: sa.Connection, row: TaskRow, of_runs: dict[int, int]) -> int:
-    """Return the maximum size of one update for this task; `of_runs` caches that of each run."""
+    """Return the maximum size of one update for this task; `of_runs` caches the size of each
+    run.
+    """
     if row.kind == AUDIT:
         return AUDIT_BYTES
     if row.kind in GAMES:

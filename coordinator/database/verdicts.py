@@ -59,7 +59,7 @@ def decide_all(
     """Change the states of contributions and record the verdicts. Several contributions must be
     locked before. The task of a contribution that was accepted, and is not merged after all, goes
     back to the queue. Return the number of changed rows; with several contributions, not every
-    database counts them. Raises Conflict for a state that cannot follow the present one.
+    database counts them. Raises Conflict for a state that cannot follow the present state.
     """
     if not decided:
         return 0
@@ -254,7 +254,7 @@ def news(
     """Return a worker's unseen verdicts, and the number to pass as `since` in the next call.
 
     Rows are numbered before their commit, so a row may appear below `since`. If nothing unseen
-    waits, verdicts younger than `recent_at` are sent again, and the client drops the known ones:
+    waits, verdicts younger than `recent_at` are sent again, and the client drops known verdicts:
     first those that were sent least often, by `sent_counts`, which is brought up to date.
     """
     values = {"where_worker_id": worker_id, "since": since, "most": limit}

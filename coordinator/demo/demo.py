@@ -50,7 +50,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     workload: str = "gpt"
     volunteers: int = 2
     minutes: float = 0.0  # 0 = a time that suits the workload
-    data_dir: str = ""  # "" = a temporary one, removed at the end
+    data_dir: str = ""  # "" = a temporary directory, removed at the end
     json: bool = False
 
 

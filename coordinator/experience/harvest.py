@@ -278,7 +278,7 @@ class Harvest(PlatformService):
 
 
 def experience_of(run: RunRow) -> Experience:
-    """Return the experience interface of a run's workload. Raises InvalidRunFile if it has none."""
+    """Return the experience interface of a run's workload. Raises InvalidRunFile without it."""
     declared = definition(run).workload.experience
     if declared is None:
         raise InvalidRunFile(f'the workload "{run.workload}" does not make data of its own')
@@ -311,7 +311,9 @@ def judge(case: HarvestCase, inspection: Inspection, run_state: str) -> Judgemen
 def _possible_players(
     conn: Connection, run: RunRow, task: TaskRow, base: int
 ) -> tuple[KnownVersion, ...]:
-    """Return the versions that may have played: the base and all newer ones, or a match's two."""
+    """Return the versions that may have played: the base and all newer versions, or a match's
+    two.
+    """
     if task.kind == "evaluate":
         data = own_data(task)
         other = int(data.meta[OPPONENT]) if data is not None else base

@@ -217,7 +217,7 @@ class Replay(PlatformService):
         window: list[ChunkRow],
         steps: int = 0,
     ) -> Totals:
-        """Add a learn task with this number of steps, or with the run's usual one."""
+        """Add a learn task with this number of steps, or with the run's usual number."""
         task = spec.file.task
         steps = steps or min(task.steps, run.steps_provable or task.steps)
         start = experience.next_start(conn, run.id)
@@ -246,7 +246,9 @@ class Replay(PlatformService):
         )
 
     def _add_match(self, conn: Connection, spec: Spec, run: RunRow, totals: Totals) -> bool:
-        """Add a match of the newest version against the best, if one is due and none runs."""
+        """Add a match of the newest version against the best, if it is due and no match runs;
+        return True if it was added.
+        """
         pacing = spec.pacing
         if pacing is None or not pacing.match_every or totals.measuring:
             return False
@@ -349,8 +351,8 @@ class RatingTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def standing(rows: Sequence[MatchRow]) -> RatingTable:
-    """Return the ratings relative to version 0, and the best version: the last one that beat the
-    best version before it.
+    """Return the ratings relative to version 0, and the best version: the last version that beat
+    the best version before it.
     """
     met: dict[tuple[int, int], MatchScore] = {}
     best = ANCHOR

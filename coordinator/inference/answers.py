@@ -348,7 +348,7 @@ def _generations(
     tokens_max: Sequence[int],
     request_id: str,
 ) -> list[Generation]:
-    """Return the sequences to generate, prompt by prompt; none for a prompt that is only scored."""
+    """Return the sequences to generate, prompt by prompt; a prompt that is only scored has none."""
     generations: list[Generation] = []
     for place, prompt in enumerate(prepared):
         text = request.prompts[place]

@@ -75,7 +75,7 @@ class LoadedVersion:
 
     @cached_property
     def _conversation_or_reason(self) -> Conversation | str:
-        """Return the formatter of conversations, or the reason why there is none."""
+        """Return the formatter of conversations, or the reason why the model has no formatter."""
         if self._template is None:
             return "the tokenizer of this model has no chat template here"
         try:
@@ -193,8 +193,8 @@ class Worker:
         return loaded
 
     def _drop(self, all_idle: bool = False) -> bool:
-        """Unload the least recently used idle version, or all idle ones; return False if none was
-        idle.
+        """Unload the least recently used idle version, or all idle versions; return False if no
+        version was idle.
         """
         idle = [key for key, loaded in self._loaded.items() if not len(loaded.texts)]
         for key in idle if all_idle else idle[:1]:
@@ -324,7 +324,7 @@ class DrawingVersion:
         self._weights = read_weights(Path(model.weights), self._about)
 
     def images(self, count: int, seed: int) -> tuple[bytes, ...]:
-        """Return PNG files. Raises BadRequest if the workload draws none."""
+        """Return PNG files. Raises BadRequest if the workload draws no images."""
         about = self._about
         drawn = [
             about.workload.sample(about.file.model, self._weights, None, "", seed + index)
@@ -411,7 +411,7 @@ class Conversation:
 
     @cached_property
     def calls(self) -> ToolCallForm | None:
-        """Return the form of calls in answers; None for a template that writes none here."""
+        """Return the form of calls in answers; None for a template that writes no calls here."""
         form = ToolCallForm.of(self._template, self._end)
         if form is None or not form.before:
             return form

@@ -53,13 +53,13 @@ class Channel:
         self.closed = False
 
     def enter(self, viewer: Viewer) -> None:
-        """Add a viewer; the first one starts the reads once a second."""
+        """Add a viewer; the first viewer starts the reads once a second."""
         self.viewers.add(viewer)
         if self._polling is None:
             self._polling = asyncio.create_task(self._poll())
 
     def leave(self, viewer: Viewer) -> None:
-        """Remove a viewer; the last one ends the reads."""
+        """Remove a viewer; the last viewer ends the reads."""
         self.viewers.discard(viewer)
         if not self.viewers and self._polling is not None:
             self._polling.cancel()

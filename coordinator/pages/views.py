@@ -246,7 +246,7 @@ class Views:
         return listing[0].name
 
     async def volunteer(self, name: str) -> FinishedPage:
-        """Return the page of a public volunteer. Raises NotFound, also for a hidden one."""
+        """Return the page of a public volunteer. Raises NotFound, also for a hidden volunteer."""
         volunteers = self._coordinator.volunteers
         who, nickname = await volunteers.public(name)
 

@@ -145,7 +145,7 @@ def skeleton(name: str) -> str:
 
 
 def alternatives(name: str) -> Iterator[str]:
-    """Yield names like this one, nearest first: "mia" gives "mia 2", "mia 3" and so on."""
+    """Yield names like `name`, nearest first: "mia" gives "mia 2", "mia 3" and so on."""
     base = name[: NICKNAME_MAX - 4].rstrip(" -_.'")
     for number in range(2, 1000):
         yield f"{base} {number}"

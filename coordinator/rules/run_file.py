@@ -315,7 +315,7 @@ def encode(run: RunFile) -> str:
 
 
 def decode(text: str) -> RunFile:
-    """Return the run file of a stored form. Raises InvalidRunFile for a damaged one."""
+    """Return the run file of a stored form. Raises InvalidRunFile for a damaged form."""
     try:
         return decoded(text, RunFile)
     except MALFORMED as error:

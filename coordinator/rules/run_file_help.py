@@ -149,7 +149,7 @@ def _numbered(complaint: str) -> str:
 
 def _better(key: str, place: str, hint: str) -> str:
     """Return a better hint for an unknown key than `hint`, the nearest name in its table; `hint` if
-    there is none better.
+    no better hint is known.
     """
     homes = [table for table, keys in _tables().items() if key in keys and table != place]
     words = WORDS | WORDS_OF_TABLES.get(place, {})

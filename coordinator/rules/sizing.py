@@ -91,7 +91,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     lately: float = 0.0  # recently given operations, fading (see `FairShares`)
     steps_provable: int = 0  # most steps that a recompute can prove; 0 = no bound
     left_s: float | None = None  # seconds of the round when a task begins; None = no rounds
-    # Worker whose own data the pass is over, with no samples if it keeps none; "" = the dataset.
+    # Worker whose own data the pass is over, with no samples if the worker keeps no data; "" = the
+    # dataset.
     home: str = ""
 
     @property
@@ -188,8 +189,8 @@ def steps_for(run: Run, flops: float) -> int:
 
 
 def _rest_of_round(run: Run, flops: float) -> int:
-    """Return the steps that end with the running round; 0 if the run has no rounds or this one ends
-    too soon.
+    """Return the steps that end with the running round; 0 if the run has no rounds or the round
+    ends too soon.
     """
     if run.pace is None or run.left_s is None or run.left_s <= LONG_POLL_S_MAX:
         return 0
@@ -331,7 +332,7 @@ def total_steps(
 
 
 def share_done(file: RunFile, samples: int, sample_size: int, version: int, tokens: int) -> float:
-    """Return the finished share of a run, as far as `[stop]` defines it; 0 for an endless one."""
+    """Return the finished share of a run, as far as `[stop]` defines it; 0 for an endless run."""
     stop = file.stop
     ends = [stop.passes * samples * sample_size, stop.tokens if samples else 0]
     done = [tokens / end for end in ends if end]

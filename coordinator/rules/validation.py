@@ -199,7 +199,9 @@ def _rejected(reason: Reason, message: str) -> Judgement:
 
 
 def _content(evidence: Evidence) -> Judgement | None:
-    """Return the rejection of a contribution that is bad by itself; None for a usable one."""
+    """Return the rejection of a contribution that is bad by itself; None for a usable
+    contribution.
+    """
     submit, measurement = evidence.submit, evidence.measurement
     if submit.steps != evidence.task_steps or submit.samples != evidence.task_samples:
         return _rejected(

@@ -35,7 +35,7 @@ class Voice(msgspec.Struct, frozen=True, kw_only=True):
 
     weight: float
     volunteer: str
-    network: str = ""  # empty = unknown, not counted
+    network: str = ""  # "" = unknown, not counted
     vetted: bool = True
 
 
@@ -92,7 +92,7 @@ def cap_level(totals: Sequence[float], cap: float) -> float:
     """
     most = cap / max(1, len(totals))
     ordered = sorted(totals)
-    sums = list(accumulate(ordered))  # sum of each total and all smaller ones
+    sums = list(accumulate(ordered))  # sum of each total and all smaller totals
     for cut, total in enumerate(reversed(ordered)):
         left = 1.0 - cut * most  # share of those that are not cut
         level = most * sums[-1 - cut] / left if left > 0 else math.inf

@@ -85,7 +85,7 @@ class DecidedCounts(
 
 
 class RolloutFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Means over the judged answers of neighbouring versions; `version` is the last one."""
+    """Means over the judged answers of neighbouring versions; `version` is the last version."""
 
     version: int
     answers: int
@@ -356,7 +356,7 @@ class RunQueries:
         return await self._db.read(read)
 
     async def experience(self, name: str) -> ExperienceFigures | None:
-        """Return the figures of a run's experience; None for a run that makes none."""
+        """Return the figures of a run's experience; None for a run that makes no experience."""
 
         def read(conn: Connection) -> ExperienceFigures | None:
             run = runs.by_name(conn, name)

@@ -79,7 +79,9 @@ def overtake(conn: Connection, run: RunRow, head: int, now: float) -> None:
 
 
 def leave_behind(conn: Connection, run: RunRow, head: int, why: str, now: float) -> None:
-    """Supersede and pay the updates that no merge into version `head` or a later one can use."""
+    """Supersede and pay the updates that no merge into version `head` or a later version can
+    use.
+    """
     plan = definition(run).plan
     late = contributions.left_behind(conn, run.id, head - plan.max_staleness, plan.update)
     for row in late:

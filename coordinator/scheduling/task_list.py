@@ -28,7 +28,7 @@ class TaskList:
 
     async def lines(self, run: str | None = None, *, failed: bool = False) -> list[TaskLine]:
         """Return the waiting, leased and discarded tasks of a run or of all runs; with `failed`
-        only the discarded ones. Raises NotFound.
+        only the discarded tasks. Raises NotFound.
         """
         states = ("discarded",) if failed else ("todo", "doing", "discarded")
 
@@ -41,7 +41,7 @@ class TaskList:
     async def requeue(
         self, run: str | None = None, ids: Sequence[int] | None = None, reason: str = ""
     ) -> list[int]:
-        """Requeue discarded tasks: the given ones, or all of a run. Return their ids. Raises
+        """Requeue the discarded tasks of `ids`, of a run, or of all runs. Return their ids. Raises
         NotFound.
         """
 

@@ -41,7 +41,9 @@ class Staging:
         self._blobs = blobs
 
     async def try_calls(self) -> None:
-        """Try each call to the store that a server needs. Raises StoreRefused for a refused one."""
+        """Try each call to the store that a server needs. Raises StoreRefused for a refused
+        call.
+        """
         upload_id, data = f"try-{uuid4().hex}", uuid4().bytes
         sha256, path = hashlib.sha256(data).hexdigest(), self._blobs.scratch() / upload_id
         await in_pool(path.write_bytes, data)
@@ -123,7 +125,7 @@ class Staging:
             await self._blobs.store_file(sha256, path)
 
     async def release(self, copy: str) -> None:
-        """Delete the copy that `collect` made; "" = there is none."""
+        """Delete the copy that `collect` made; "" = no copy."""
         if copy:
             await self._blobs.delete_object(copy, "scratch")
 

@@ -132,7 +132,7 @@ def runs(overview: Overview, width: int = 1000) -> Iterator[str]:
 
 
 def workers(overview: Overview, width: int = 1000) -> Iterator[str]:
-    """Return the table of workers: failing ones first, then by newest heartbeat."""
+    """Return the table of workers: failing workers first, then by newest heartbeat."""
     now = overview.at
     columns = [
         MonitorColumn("volunteer", lambda w: _text(w.volunteer, 32)),

@@ -51,7 +51,7 @@ REPEAT_S = HOUR_S  # shortest time after which a newer event is sent, too
 WINDOW_LOOKS = 10  # checks over which the share of failed requests is counted
 UNSEEN_S = 600.0  # alerts about a machine end this long after its last check
 STANDING_MAX, LETTERS_MAX = 500, 100
-# Waits after each failed delivery; after the last one the notification is dropped.
+# Waits after each failed delivery; after the last wait the notification is dropped.
 RETRY_S = (30.0, 120.0, 600.0, HOUR_S, 4 * HOUR_S)
 
 log = structlog.get_logger("alerts")
@@ -128,7 +128,7 @@ class Alerts:
             await watch.wait(LOOK_S)
 
     async def look(self) -> tuple[Alert, ...]:
-        """Raise due alerts and deliver waiting ones; return the raised ones."""
+        """Raise due alerts and deliver waiting alerts; return the raised alerts."""
         if self._db.failed:
             return await self._send_failure(self._db.failed)
         try:
@@ -277,7 +277,7 @@ class Alerts:
     # --- for the organiser ---
 
     async def test(self) -> TestDelivery:
-        """Send a test to the webhook. Raises NotFound where none is set."""
+        """Send a test to the webhook. Raises NotFound without a webhook."""
         if not self._settings.alert_webhook:
             raise NotFound("alert_webhook is not set, see docs/monitoring.md")
         alert = self._alert("test", "a test: alerts of this server arrive here", self._clock.now())

@@ -56,7 +56,7 @@ class LostTransactions(PlatformService):
             await pause(self._clock, REST_S, stop)
 
     async def look(self) -> str:
-        """Store and return the losses since the last look; "" = none."""
+        """Store and return the losses since the last look; "" = no loss."""
         former = self._former
         await self._db.check_schema()
         state, lost = await self._db.read(lambda conn: _compare(conn, former))

@@ -100,7 +100,7 @@ class StoreMarks:
             raise Configuration(f"{problem.reason}: {problem.advice}")
 
     async def renew(self) -> bool:
-        """Take a new turn if the last one is old; return False, so that nothing is deleted, if the
+        """Take a new turn if the last turn is old; return False, so that nothing is deleted, if the
         store is not this database's alone or transactions were lost. The reason is stored for the
         alerts.
         """

@@ -171,7 +171,7 @@ def refusal(error: VolunteerError) -> tuple[int, list[tuple[bytes, bytes]], byte
 
 
 class ReplySender:
-    """Sends one reply: a whole one, or streamed events."""
+    """Sends one reply: a whole body, or streamed events."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, send_s: float = SEND_S) -> None:
         self._scope = scope

@@ -28,7 +28,7 @@ REASONS: dict[Reason, str] = {
 
 
 def delete_file(path: Path, reason: Reason) -> None:
-    """Delete a file; a missing one is no error."""
+    """Delete a file; a missing file is no error."""
     path.unlink(missing_ok=True)
 
 

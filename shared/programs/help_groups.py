@@ -24,7 +24,7 @@ def add_help(app: App) -> None:
     def show(
         *words: Annotated[str, Parameter(help="A command, such as `run create`.")],
     ) -> None:
-        """Show this help, or that of a command."""
+        """Show this help, or the help of a command."""
         within = app
         for word in words:
             if word not in within:

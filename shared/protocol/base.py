@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from shared.protocol.limits import UPLOAD_BYTES_MAX
 
-# Bounded values from the other side; larger ones do not fit the database columns.
+# Bounded values from the other side; larger values do not fit the database columns.
 Count: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=UPLOAD_BYTES_MAX)]
@@ -100,7 +100,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     status: str
     read_only: bool = False
-    why: str = ""  # reason for accepting no uploads; empty if it accepts them
+    why: str = ""  # reason for accepting no uploads; "" = uploads are accepted
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):

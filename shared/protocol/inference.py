@@ -117,7 +117,7 @@ class AnswerTask(Message):
 
 
 class AnswerWork(Message):
-    """Answer to compute; empty when no prompt came within the wait."""
+    """Answer to compute; `task` is None if no prompt came within the wait."""
 
     task: AnswerTask | None = None
 

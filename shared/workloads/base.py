@@ -238,7 +238,7 @@ class Reader(Protocol):
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     def spelling(self, token: int) -> bytes:
-        """Return the bytes of text that a token stands for; empty for a special token."""
+        """Return the bytes of text that a token stands for; b"" for a special token."""
 
     def scores(self, tokens: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
         """Return logits (len(places), V) after the tokens at these places, by one forward pass."""
@@ -247,8 +247,8 @@ class Reader(Protocol):
 class Decoder(Reader, Protocol):
     """Version that continues many texts at once, each in a slot of its own.
 
-    The tokens at places 0, 1, ... of a slot are read in order. Returned logits are of the token
-    after the last one read: float32 (V,), V tokens in the vocabulary. Slots are never cleared: a
+    The tokens at places 0, 1, ... of a slot are read in order. Returned logits are for the token
+    after the last token read: float32 (V,), V tokens in the vocabulary. Slots are never cleared: a
     new text starts at place 0.
     """
 
@@ -314,7 +314,7 @@ class DatasetWanted(DatasetTerms, frozen=True, kw_only=True):
 class ConvertedModel(NamedTuple):
     """Version converted to the format of another library."""
 
-    tensors: Weights  # tensors of a model.safetensors; empty: there is no such file
+    tensors: Weights  # tensors of a model.safetensors; {}: there is no such file
     files: Mapping[str, bytes]
     code: Sequence[str]  # example code that loads and uses the model, for the card
     needs: str = ""  # pip's names of the packages of that code; "": this program
@@ -379,7 +379,7 @@ class Workload(Protocol):
     ) -> DatasetManifest:
         """Build a dataset of this workload. `put` stores each blob (chunk, asset, held-out part)
         and returns its SHA-256; `skip` gets a sentence with file and place for each skipped record.
-        Raises InvalidRunFile, or BadRequest if the workload builds none.
+        Raises InvalidRunFile, or BadRequest if the workload builds no dataset.
         """
         raise BadRequest(
             f"the workload {self.name} does not build datasets itself:"
@@ -429,7 +429,7 @@ class Workload(Protocol):
 
     def origin(self, config: Config) -> Origin | None:
         """Return the model that the config names as a run's start, with the paths of its `files` on
-        a model hub; None if it names none.
+        a model hub; None if it names no model.
         """
         return None
 
@@ -541,7 +541,7 @@ def is_here(library: str) -> bool:
 
 
 def missing_extra(name: str) -> str:
-    """Return the missing extra of a workload; "" = none."""
+    """Return the missing extra of a workload; "" = no extra is missing."""
     return _missing_extras(tuple(sys.path)).get(name, "")
 
 

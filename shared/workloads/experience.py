@@ -70,7 +70,7 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     warm_steps: int = 0  # global steps that learners make from examples, before any episode
     warm_lr: float = 0.0  # learning rate of these steps
     match_games: int = 0  # games of one match
-    match_every: int = 0  # versions from one match to the next; 0 = none
+    match_every: int = 0  # versions from one match to the next; 0 = no matches
 
 
 def warm_start(train: TrainSettings, steps: int) -> int:
@@ -111,7 +111,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     wins: int = 0  # wins of the measured version in a match
     draws: int = 0
     losses: int = 0
-    rollouts: tuple[RolloutSums, ...] = ()  # sums over valid answers; empty for games
+    rollouts: tuple[RolloutSums, ...] = ()  # sums over valid answers; () for games
 
 
 class EpisodeChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -229,7 +229,7 @@ async def register(
 
 @dataclass(frozen=True, slots=True)
 class _WorkProof:
-    """Challenge and its solution; empty if none is required."""
+    """Challenge and its solution; both "" if no proof is required."""
 
     challenge: str = ""
     nonce: str = ""

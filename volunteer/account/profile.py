@@ -113,7 +113,7 @@ class Home:
             log.warning("not remembered: %s", error.message)
 
     def remember_verdicts(self, verdicts: tuple[Verdict, ...], until: int) -> None:
-        """Add verdicts; a later one on the same contribution replaces the earlier."""
+        """Add verdicts; a later verdict on the same contribution replaces the earlier verdict."""
         by_contribution = {verdict.contribution: verdict for verdict in self._memory.verdicts}
         for verdict in verdicts:
             by_contribution.pop(verdict.contribution, None)
@@ -164,7 +164,7 @@ class Profile:
         write_whole(self.path / "current", slug.encode(), durable=True)
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Return the verdicts on earlier contributions, newest last; empty if unreadable."""
+        """Return the verdicts on earlier contributions, newest last; () if they are unreadable."""
         try:
             identity = self.current()
         except Configuration:

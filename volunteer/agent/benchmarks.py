@@ -39,7 +39,7 @@ class Benchmarks:
         self._cancelled = True
 
     async def ensure_measured(self, pairs: list[tuple[Device, Trainer]], *, measure: bool) -> None:
-        """Announce the speeds of these devices; unmeasured ones get a quick benchmark."""
+        """Announce the speeds of these devices; unmeasured devices get a quick benchmark."""
         by_device = {b.device: b for b in self._stored()}
         for device, trainer in pairs:
             if device.id in by_device:

@@ -146,7 +146,7 @@ class Claimer:
             leases.forget_claim(device)
             await self.ends.give_back(work, error.message, failed=False)
             return IdleReason(reason="disk_full", message=error.message, wait_s=DISK_WAIT_S)
-        if holding.exhausted:  # another device took the last one
+        if holding.exhausted:  # another device took the last task
             await self.ends.give_back(work, ENOUGH, failed=False)
             return UNWANTED
         holding.take(work)

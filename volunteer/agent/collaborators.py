@@ -94,8 +94,8 @@ def usable_bytes(device: Device, memory_gb: float) -> int:
 
 
 def usable_host_bytes(devices: Sequence[Device], lent: int, memory_gb: float) -> int:
-    """Return the memory of the host that a task may use beside the memory of its device; 0 is none
-    or unknown. `lent` is the number of processes that share the memory of the host.
+    """Return the bytes of host memory that a task may use beside the memory of its device; 0 for an
+    unknown host. `lent` is the number of processes that share the memory of the host.
     """
     host = next((device for device in devices if device.kind == "cpu"), None)
     return usable_bytes(host, memory_gb) // max(1, lent) if host is not None else 0

@@ -111,7 +111,9 @@ class DeviceLoop:
         return leases
 
     async def _take_ahead(self) -> LeaseInWork | None:
-        """Claim the next task near the end of this one; fetch its data and weights meanwhile."""
+        """Claim the next task near the end of the present task; fetch its data and weights
+        meanwhile.
+        """
         await self._near_end.wait()
         work = await self._claim_ahead()
         if work is not None:

@@ -301,7 +301,7 @@ def _tokenizer(dataset: DatasetManifest) -> str:
 
 
 def task_chunks(lease: Lease, manifest: DatasetManifest) -> dict[int, BlobRef]:
-    """Return the chunks of a task, by index. Raises InvalidFrame for a missing one."""
+    """Return the chunks of a task, by index. Raises InvalidFrame for a missing chunk."""
     refs = {}
     for index in lease.chunks:
         if not 0 <= index < len(manifest.chunks):

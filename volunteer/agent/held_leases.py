@@ -26,7 +26,7 @@ class LeaseInWork:
         self.stored = stored_lease
         self.phase: LeasePhase = "queued"
         self.handle: Handle[Any] | None = None
-        self.steps_before = 0  # steps of earlier parts; `handle` counts those of the present one
+        self.steps_before = 0  # steps of earlier parts; `handle` counts the present part's
         self.work: asyncio.Task[None] | None = None
         self.ended = ""  # how it was given up: "cancelled", "gone", "released" or "saved"
         self.message = ""

@@ -15,7 +15,7 @@ from volunteer.control import events
 from volunteer.net.api import SHORT_S
 from volunteer.storage.outbox import QueuedResult
 
-# Longest wait for a lease's unsent parts before its release; the coordinator refuses later ones.
+# Longest wait for a lease's unsent parts before its release; the coordinator refuses later parts.
 SUBMIT_S = 5.0
 
 

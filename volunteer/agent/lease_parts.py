@@ -44,7 +44,7 @@ class LeasePlan:
     steps: int
     part_steps: int
     pull_steps: int
-    redo: bool  # each part waits for its verdict, since a late one is computed again
+    redo: bool  # each part waits for its verdict, since a late part is computed again
 
     @classmethod
     def of(cls, lease: Lease) -> LeasePlan:

@@ -53,7 +53,7 @@ class Lifecycle:
         self.notify()
 
     def give_up(self, error: VolunteerError) -> None:
-        """End the agent with this error; the first one counts."""
+        """End the agent with this error; the first error counts."""
         self.fatal = self.fatal or error
         self.notify()
 

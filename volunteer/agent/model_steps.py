@@ -37,7 +37,7 @@ class ModelSteps:
             self.bus.emit(events.StepMeasured(step=step, known=True))
 
     def recent_step(self, job: Job, version: int, device: str) -> ModelStep | None:
-        """Return the measured step of this model's job on a device; None without a recent one."""
+        """Return the measured step of this model's job on a device; None without a recent step."""
         key = self._key(job, version, device)
         steps = newest(self.home.memory.steps, self.clock.now())
         return next((step for step in steps if step.key == key and step.run == job.run), None)

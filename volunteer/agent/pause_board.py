@@ -48,7 +48,7 @@ class PauseBoard:
         self._apply()
 
     def set_shares(self, shares: Mapping[str, float]) -> None:
-        """Set each device's share of working time; "" stands for all unnamed ones."""
+        """Set each device's share of working time; "" stands for all devices that are not named."""
         self._shares = dict(shares)
         for device, trainer in self._trainers.items():
             trainer.share = self.share(device)

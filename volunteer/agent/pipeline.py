@@ -126,7 +126,7 @@ class _LeaseRun:
 
     def _first_part(self, start: BeginReply) -> tuple[int, int]:
         """Return the part and the try to begin with: those that the coordinator names, or the part
-        after the last one in the outbox.
+        after the last part in the outbox.
         """
         done = [e.submit.part for e in self._pipeline.outbox.entries() if self._is_own(e)]
         after = max(done, default=-1) + 1

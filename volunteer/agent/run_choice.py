@@ -29,20 +29,20 @@ class WantedWork(msgspec.Struct, frozen=True):
 
     runs: tuple[str, ...]  # () is any run
     kinds: tuple[str, ...]  # kinds of tasks
-    short: str = ""  # reason why no run is possible: none fits the device's memory
+    short: str = ""  # reason why no run is possible: no run fits the device's memory
 
 
 class RunChoice:
     """Keeps the choice of runs, and records consent to their licences."""
 
     def __init__(self, settings: Settings, place: Workplace) -> None:
-        self._chosen = settings.runs  # empty = any
+        self._chosen = settings.runs  # () = any run
         self._rules = settings.rules
         self._any_licence = settings.consent == "all"
         self._place = place
 
     def choose(self, runs: tuple[str, ...]) -> None:
-        """Work only for these runs from the next task on; empty = any."""
+        """Work only for these runs from the next task on; () = any run."""
         self._chosen = runs
         self._place.life.notify()
 

@@ -128,7 +128,7 @@ class RunWatcher:
     def _apply_beats(self, beats: tuple[RunBeat, ...]) -> None:
         names = frozenset(beat.run for beat in beats)
         if names != self._open:
-            self._due_listing = True  # a run is new (perhaps beyond the followed ones) or has ended
+            self._due_listing = True  # a run is new (perhaps not among the followed) or has ended
         self._open = names
         for reported in beats[:FOLLOWED_MAX]:
             standstill = lasting_standstill(
@@ -231,7 +231,7 @@ class RunWatcher:
     async def _request_runs(self) -> None:
         runs = await self.place.remote.api.query(endpoints.RUNS)
         self.place.bus.emit(events.RunsListed(runs=runs))
-        self.place.life.notify()  # a claim that names its runs may name a new one
+        self.place.life.notify()  # a claim that names its runs may name a new run
 
     async def _request_versions(self, run: str) -> None:
         """Announce the losses measured since the last call, each with its own time."""

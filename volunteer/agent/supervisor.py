@@ -62,7 +62,7 @@ class Supervisor:
             await _cancel([*work, *background])
 
     async def _run_loop(self, loop: Loop, *, ends: bool) -> None:
-        """Run a loop; if it fails or ends early, a vital one ends the volunteer, others warn."""
+        """Run a loop; if it fails or ends early, a vital loop ends the volunteer, others warn."""
         try:
             await loop.work
             if ends:

@@ -40,7 +40,7 @@ class Verdicts:
         news: tuple[Verdict, ...] = (),
     ) -> None:
         """Apply verdicts: after a submission, the verdicts on `result` and the attached `news`;
-        without `result`, those of a heartbeat.
+        without `result`, the verdicts of a heartbeat.
 
         The coordinator may repeat news, so only new verdicts count. `until` is the number of the
         newest verdict. `me` is the account after these verdicts: one event carries both, so that no

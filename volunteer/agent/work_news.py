@@ -25,7 +25,7 @@ class WorkNews:
         self.at_work, self._later = True, None
 
     def end_task(self) -> None:
-        """Record that the device has ended a task; announce why there is no next one, if known."""
+        """Record that the device has ended a task; announce why no task follows, if known."""
         self.at_work = False
         if self._later is not None:
             self.place.bus.emit(self._later)

@@ -54,7 +54,7 @@ def output_picture(png: bytes, output: Path | None) -> None:
 
 
 def picture_of(reply: ImageReply) -> bytes:
-    """Return the picture of a reply. Raises BadRequest if it has none."""
+    """Return the picture of a reply. Raises BadRequest for a reply without a picture."""
     if not reply.data:
         raise BadRequest(Sentence("the coordinator sent no picture"))
     return reply.data[0].b64_json

@@ -417,7 +417,9 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _with_control(profile: str, act: Callable[[Control], Awaitable[T]]) -> T:
-    """Run an action on this profile's running volunteer. Raises Unreachable if none runs."""
+    """Run an action on this profile's running volunteer. Raises Unreachable if no volunteer
+    runs.
+    """
     from shared.clock import SystemClock
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.control.local_socket import attach

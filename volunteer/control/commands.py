@@ -159,7 +159,7 @@ class GetInvitation(Command[str]):
 
 
 class ChooseRuns(Command[None]):
-    """Work only for these runs from the next task on; empty = any. Also written to config.toml."""
+    """Work only for these runs from the next task on; () = any run. Also written to config.toml."""
 
     runs: tuple[str, ...]
 
@@ -188,7 +188,7 @@ class Query(Command[tuple[Any, str]]):
 
 
 class GetPicture(Command[bytes]):
-    """Return the PNG that a version drew. Raises NotFound if it drew none."""
+    """Return the PNG that a version drew. Raises NotFound if it drew no picture."""
 
     run: str
     version: int
@@ -205,7 +205,7 @@ else:  # all commands above, for the decoder, which tells them apart by their ta
 
 
 def reply_type(command: Command[Any]) -> Any:
-    """Return the type of a command's answer; None if it has none. Raises BadRequest."""
+    """Return the type of a command's answer; None without an answer. Raises BadRequest."""
     if isinstance(command, Query):
         return tuple[query_of(command).reply, str]  # type: ignore[misc]
     (base,) = vars(type(command))["__orig_bases__"]

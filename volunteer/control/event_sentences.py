@@ -221,7 +221,7 @@ def _measured(e: events.LossMeasured) -> str:
 
 
 def escrow_words(me: Me) -> str:
-    """Say when pay at stake, or pay that awaits its check, is released; "" if there is none."""
+    """Say when pay at stake, or pay that awaits its check, is released; "" without such pay."""
     if not (me.escrow_micro or me.proving):
         return ""
     first = ""
@@ -244,7 +244,7 @@ def debt_words() -> str:
 
 
 def stake_words(me: Me) -> list[str]:
-    """Describe pay at stake and a debt, a line each; empty if there are none."""
+    """Describe pay at stake and a debt, a line each; [] without either."""
     lines: list[str] = []
     if me.escrow_micro:
         stake = _("at stake: {credits}", credits=credit(me.escrow_micro))

@@ -38,7 +38,7 @@ def key_of(job: Job, workload_version: int, machine: Iterable[str]) -> str:
 
 
 def newest(steps: Iterable[ModelStep], now: float) -> tuple[ModelStep, ...]:
-    """Return the newest step of each run and device, oldest first, without outdated ones."""
+    """Return the newest step of each run and device, oldest first, without outdated steps."""
     latest: dict[tuple[str, str], ModelStep] = {}
     for step in sorted(steps, key=lambda step: step.at):
         latest.pop((step.run, step.device), None)

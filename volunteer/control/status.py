@@ -82,7 +82,7 @@ class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PauseStatus(msgspec.Struct, frozen=True, kw_only=True):
-    device: str  # empty: all
+    device: str  # "" = all devices
     by: str
     message: Words
     until: Words

@@ -100,7 +100,7 @@ def standstill_sentence(standstill: Standstill) -> str:
 
 
 def verdict_reason(verdict: Verdict) -> str:
-    """Return the reason of a verdict; empty if its state and version say enough."""
+    """Return the reason of a verdict; "" if its state and version say enough."""
     words = verdict.message
     if verdict.state == "merged":  # the message may say why it is not paid
         words = words.removeprefix(f"merged into version {verdict.version}").removeprefix("; ")

@@ -73,7 +73,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Decision from the rules and the facts: pauses, shares of working time, unmeasured rules."""
 
     holds: tuple[Hold, ...] = ()
-    shares: dict[str, float] = {}  # share of working time by device; "" = all others
+    shares: dict[str, float] = {}  # share of working time by device; "" = all other devices
     unknown: tuple[str, ...] = ()  # sentences about active rules that cannot be measured here
     state: PolicyState = PolicyState()
 

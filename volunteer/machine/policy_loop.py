@@ -34,7 +34,7 @@ class PolicyInputs:
 
     read: Read  # runs in a thread
     devices: Callable[[], tuple[str, ...]]
-    # Receives the share of working time by device; "" stands for all others.
+    # Receives the share of working time by device; "" stands for all other devices.
     share: Callable[[Mapping[str, float]], None]
     say: Callable[[str], None]  # sends the owner a sentence
     clock: Clock

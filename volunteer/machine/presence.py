@@ -32,14 +32,14 @@ Run: TypeAlias = Callable[[Sequence[str]], str]
 
 
 def run_command(command: Sequence[str]) -> str:
-    """Return the output of a system command run outside of the sandbox; empty when it fails."""
+    """Return the output of a system command run outside of the sandbox; "" if it fails."""
     with contextlib.suppress(Unreachable):
         return sandbox_helper.do(run_here, command)
     return ""
 
 
 def run_here(command: Sequence[str]) -> str:
-    """Return the output of a system command; empty when it is missing, fails or hangs."""
+    """Return the output of a system command; "" if the command is missing, fails or hangs."""
     try:
         process = subprocess.run(
             command,

@@ -136,7 +136,7 @@ _HTTP_CLIENT = "All connection attempts failed"  # text of httpx that gives no r
 
 
 def connection_failure(error: BaseException) -> str:
-    """Return why a connection failed, as a short clause; empty if that is unknown."""
+    """Return why a connection failed, as a short clause; "" if the reason is unknown."""
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
             return Sentence(

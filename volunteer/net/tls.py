@@ -15,8 +15,8 @@ class Address:
     """Address of the coordinator, and how its certificate is verified."""
 
     url: str
-    tls_pin: str = ""  # SHA-256 of its certificate, hex; empty: the usual authorities
-    public_key: str = ""  # key of the coordinator that must answer, hex; empty: not joined yet
+    tls_pin: str = ""  # SHA-256 of its certificate, hex; "": the usual authorities
+    public_key: str = ""  # key of the coordinator that must answer, hex; "": not joined yet
 
     @property
     def host(self) -> str:

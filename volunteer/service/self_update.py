@@ -63,8 +63,8 @@ def _verified_wheel(server: ServerInfo, public_key: str) -> SignedWheel:
 
 
 def install_wheel(name: str, data: bytes) -> None:
-    """Install a wheel in place of this program. If it does not start, restore the old one and raise
-    Unavailable.
+    """Install a wheel in place of this program. If it does not start, restore the old wheel and
+    raise Unavailable.
     """
     old = own_wheel()
     with tempfile.TemporaryDirectory() as folder:

@@ -47,7 +47,7 @@ def target_here(
 
 
 def install(service: Service) -> None:
-    """Write the files and start the service; an installed one is restarted.
+    """Write the files and start the service; an installed service is restarted.
 
     Raises Configuration with the system's message.
     """
@@ -71,8 +71,8 @@ def install(service: Service) -> None:
 
 
 def remove(service: Service) -> bool:
-    """Stop the service and remove its files; return False if there was none. Raises Configuration
-    for a file that cannot be removed.
+    """Stop the service and remove its files; return False if no service was installed. Raises
+    Configuration for a file that cannot be removed.
     """
     if not any(file.path.exists() for file in service.files):
         return False

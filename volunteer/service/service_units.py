@@ -54,11 +54,11 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     start: tuple[tuple[str, ...], ...]
     stop: tuple[tuple[str, ...], ...]
     hints: tuple[str, ...]
-    log: tuple[str, ...] = ()  # command that follows the log; none where a window shows it
+    log: tuple[str, ...] = ()  # command that follows the log; () if a window shows the log
 
 
 def describe(target: Target) -> Service:
-    """Return the service for a system. Raises Configuration for an unknown one."""
+    """Return the service for a system. Raises Configuration for an unknown system."""
     if target.system == "linux":
         return _systemd_machine(target) if target.machine else _systemd_user(target)
     if target.machine:

@@ -75,9 +75,9 @@ def other_profiles(directories: Directories) -> tuple[str, ...]:
 
 async def release_tasks(profile: Profile, connect: Connect, clock: Clock) -> str:
     """Stop the running volunteer, which releases its tasks, or release the leases that an earlier
-    one stored; return a sentence about the result.
+    volunteer stored; return a sentence about the result.
 
-    Raises Configuration when the running one does not end.
+    Raises Configuration if the running volunteer does not end.
     """
     try:
         async with attach(profile.endpoint, clock) as control:

@@ -155,14 +155,16 @@ class Directories(msgspec.Struct, frozen=True, kw_only=True):
     config: Path
     profile: Path  # identity, results, unfinished tasks
     cache: Path  # may be deleted at any time
-    former_host: str = ""  # name of the machine when the profile was made, if it was another
+    former_host: str = ""  # name of the machine when the profile was made, if it differed
 
 
 TABLE = SettingsTable(Settings, PREFIX, (HOME, PROFILE, JOIN))
 
 
 def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> Directories:
-    """Return the directories, moved by $VOLUNTEER_HOME; make missing ones. Raises Configuration."""
+    """Return the directories, moved by $VOLUNTEER_HOME, and make missing directories. Raises
+    Configuration.
+    """
     environ = os.environ if environ is None else environ
     name = profile or environ.get(PROFILE, "") or "default"
     if not all(c.isalnum() or c in "-_." for c in name) or name.startswith(".") or len(name) > 64:

@@ -31,7 +31,7 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class Cache:
-    """Cache of blobs within `limit_bytes`: it evicts unused blobs, then refuses new ones."""
+    """Cache of blobs within `limit_bytes`: it evicts unused blobs, then refuses new blobs."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root = private_directory(root)
@@ -192,7 +192,7 @@ class Cache:
 
     def _name(self, sha256: str) -> str:
         """Return the hash if it is valid, since it becomes a file name. Raises BadRequest for an
-        invalid one.
+        invalid hash.
         """
         if not _NAME.fullmatch(sha256):
             raise BadRequest(Sentence("the coordinator named a blob that is not a SHA-256"))

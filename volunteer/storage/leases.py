@@ -67,7 +67,7 @@ class Leases:
         return self._path(lease, ".safetensors")
 
     def claim_id(self, device: str) -> str:
-        """Return the id of a device's running claim. If none is running, a new claim is stored."""
+        """Return the id of a device's running claim. If no claim is running, store a new claim."""
         path = self._claim(device)
         try:
             claim = read_record(path, Claim)

@@ -125,8 +125,8 @@ class OwnData:
                 self._tidy(run)
 
     def use(self, record: OwnRecord) -> OwnRecord:
-        """Put a build in use, delete the previous one, and return the record as stored. Its edition
-        is the previous one's if the chunks are the same. Raises StorageFull, BadRequest.
+        """Put a build in use, delete the previous build, and return the record as stored. Its
+        edition is the previous build's if the chunks are the same. Raises StorageFull, BadRequest.
         """
         edition = record.build
         with suppress(OwnDataUnusable):
@@ -144,7 +144,7 @@ class OwnData:
         return record
 
     def remove(self, run: str) -> bool:
-        """Delete the data for a run; return False if there were none. Raises OSError."""
+        """Delete the data for a run; return False if there were no data. Raises OSError."""
         place = self.place(run)
         if not place.exists():
             return False

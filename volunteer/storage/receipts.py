@@ -87,7 +87,7 @@ class ReceiptBook:
         return self._last
 
     def all(self) -> Iterator[SignedReceipt]:
-        """Read every receipt, oldest first; damaged ones are left out."""
+        """Read every receipt, oldest first; damaged receipts are left out."""
         try:
             file = self._file.open("rb")
         except FileNotFoundError:
@@ -134,7 +134,7 @@ class ReceiptBook:
             self._remember(msgspec.structs.replace(self.signed_heads, broken=head))
 
     def newest(self, run: str) -> int:
-        """Return the newest seen version of a run; -1 if none was seen."""
+        """Return the newest seen version of a run; -1 if no version was seen."""
         if self._versions is None:
             self._versions = _read(self.folder / "versions.json", Versions)
         return self._versions.newest.get(run, -1)

@@ -136,7 +136,8 @@ class LocalTask:
             try:
                 work.restore(snapshot)
             except (VolunteerError, KeyError, ValueError, RuntimeError):
-                # Snapshot of another software version, or a damaged one: the task starts over.
+                # A snapshot of another software version, or a damaged snapshot: the task starts
+                # over.
                 delete_file(files.snapshot, "copy")
                 work = self._begin_work(workload)
         return work

@@ -11,7 +11,7 @@ from shared.workloads.base import Progress, Work
 from shared.workloads.training.micro_batch import Paced
 from volunteer.machine.device_memory import PeakMemory, synchronize
 
-STEPS = 3  # steps measured; the first warms up and counts only if it is the only one
+STEPS = 3  # steps measured; the first warms up and counts only if no other follows
 LONG_S = 20.0  # the measurement also ends after a step when it has taken this long
 
 

@@ -2,9 +2,9 @@
 
 All torch work of a device runs on this thread, benchmark and loading included: a second thread that
 runs torch after another has done so trains at 0.6-0.7 of the rate (each has its own OpenMP pool).
-The daemon thread checks for requests between micro-batches and within long ones, so that a pause
-takes effect within half a second. During a short pause within a micro-batch the thread only waits;
-a longer one frees the micro-batch's memory, and the step starts over.
+The daemon thread checks for requests between micro-batches and within long micro-batches, so that a
+pause takes effect within half a second. During a short pause within a micro-batch the thread only
+waits; a longer pause frees the micro-batch's memory, and the step starts over.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Trainer:
         return future
 
     def interject(self, function: Callable[[], T]) -> Future[T]:
-        """Run short torch work at the next check of the running task; at once if none runs."""
+        """Run short torch work at the next check of the running task; at once if no task runs."""
         job, future = _outcome_of(function)
         self._interjected.append(job)
         self._put(_Job(self.interlude, future))  # runs at once if there is no job
@@ -163,8 +163,8 @@ class Trainer:
             self._interjected.popleft().run()
 
     def ranks(self) -> Ranks | None:
-        """Return the further ranks of this device, None if it has none; call it on the training
-        thread.
+        """Return the further ranks of this device, None without further ranks; call it on the
+        training thread.
         """
         if self.rank_devices and self._ranks is None:
             from shared.workloads.training.ranks import Ranks

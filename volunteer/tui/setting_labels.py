@@ -84,7 +84,7 @@ SOURCES = {  # the short form, for tables: the long form
 
 
 def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
-    """Return all settings under their headings, ungrouped ones last."""
+    """Return all settings under their headings, ungrouped settings last."""
     by_name = {row.name: row for row in rows}
     groups: list[tuple[str, list[SettingRow]]] = []
     for title, group in GROUPS.items():
@@ -144,7 +144,7 @@ def applies_from(row: SettingRow) -> str:
 
 
 def choices(row: SettingRow) -> tuple[str, ...]:
-    """Return the values to choose from; empty where the value has to be typed."""
+    """Return the values to choose from; () if the value has to be typed."""
     if row.type == "bool":
         return ("yes", "no")
     if row.name in ("theme", "language"):

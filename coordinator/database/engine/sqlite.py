@@ -384,7 +384,7 @@ class SqliteRunner:
                 done.append(job)
 
     def _abandon(self, error: BaseException, done: list[_WriteJob]) -> None:
-        """Fail all jobs of a lost transaction; none is retried."""
+        """Fail all jobs of a lost transaction, without retrying them."""
         failure = translate(error)
         self._fail_if_unreliable(error)  # after a failed fsync the content of the disk is unknown
         for job in done:

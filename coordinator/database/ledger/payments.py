@@ -218,7 +218,7 @@ _BEFORE = (
 
 
 def balances(conn: Connection, volunteer_id: str) -> Balances:
-    """Return the balances of a volunteer; all zero for an unknown one."""
+    """Return the balances of a volunteer; all zero for an unknown volunteer."""
     rows = conn.execute(_BALANCES, {"where_owner": volunteer_id})
     return balances_of((row.kind, row.balance_micro) for row in rows)
 

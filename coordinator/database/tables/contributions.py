@@ -83,7 +83,7 @@ sa.Index(
 )
 sa.Index("ix_contributions_seen", _c.sha256, _c.run_id)
 sa.Index("ix_contributions_volunteer", _c.volunteer_id, _c.run_id, _c.version)
-# Search of a worker's updates that wait for a merge; rejected ones never do.
+# Search of a worker's updates that wait for a merge; rejected updates never wait.
 sa.Index(
     "ix_contributions_machine",
     _c.worker_id,

@@ -10,7 +10,7 @@ replicas = sa.Table(
     "replicas",
     metadata,
     sa.Column("id", sa.String(64), primary_key=True),
-    # machine and data directory: a process that restarts there replaces the previous one
+    # machine and data directory: a process that restarts there replaces the previous process
     sa.Column("place", sa.String(255), nullable=False),
     sa.Column("started_at", sa.Double, nullable=False),
     sa.Column("beat_at", sa.Double, nullable=False),

@@ -89,7 +89,7 @@ def files(sources: Iterable[str | Path], skipped: Skipped) -> Iterator[Path]:
 
 
 def records(path: Path, columns: Set[str], skipped: Skipped, name: str = "") -> Iterator[Record]:
-    """Yield the records of a file; malformed ones are added to `skipped`. Messages call the file
+    """Yield the records of a file; malformed records are added to `skipped`. Messages call the file
     `name`. Fields of a table's records that are not `columns` are None.
 
     Raises InvalidRunFile, or Configuration for a table without pyarrow.
@@ -296,7 +296,7 @@ def _eight_bits(data: bytes) -> str:
 
 
 def _delimiter(heading: str, usual: str) -> str:
-    """Return the sign between the names of columns: the most frequent one, or the usual one."""
+    """Return the sign between the names of columns: the most frequent sign, `usual` in a tie."""
     counts = {sign: heading.count(sign) for sign in _DELIMITERS}
     return usual if counts[usual] == max(counts.values()) else max(counts, key=counts.__getitem__)
 

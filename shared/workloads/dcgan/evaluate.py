@@ -103,7 +103,9 @@ def class_figures(odds: NDArray[np.float64], real: NDArray[np.float64]) -> tuple
 
 
 def sample(config: DcganConfig, weights: Weights, prompt: str, seed: int) -> Sample:
-    """Return 64 images as PNG, from noise fixed by seed and prompt; the first ones as text too."""
+    """Return 64 images as PNG, from noise fixed by seed and prompt; the first images as text
+    too.
+    """
     noise = normal(f"sample/{prompt}", seed, (_ROW * _ROW, config.latent))
     images: Pixels = to_pixels(draw(config, weights, noise).numpy())
     title = f"{len(images)} images of fixed noise" + (f" “{prompt}”" if prompt else "")

@@ -293,7 +293,7 @@ class DcganWork:
         """Wait for the device and read the figures: on a CPU always, on a GPU rarely and at the
         end.
 
-        Return the figures of the finished step; empty within a step or when none were read.
+        Return the figures of the finished step; {} within a step, or if they were not read.
         """
         if self._device != "cpu" and not self.done and began - self._read_at < _READ_S:
             return {}

@@ -65,7 +65,7 @@ _DECLARATIONS: Mapping[DataKind, Declaration] = {
 
 class OwnModel(Workload):
     """Workload of a `ModelCode`; see `Workload`. `code` is its place, "module:name"; `data` says
-    which samples a batch has: those of the code, or those of a built-in kind of dataset.
+    which samples a batch has: the code's samples, or those of a built-in kind of dataset.
     """
 
     name: str

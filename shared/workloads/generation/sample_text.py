@@ -14,7 +14,7 @@ DRAWN = f"do_sample=True, temperature={_TEMPERATURE}, top_p={_TOP_P}, top_k=0"
 
 
 def tokenizer_of(data: Data | None) -> bytes | None:
-    """Return a dataset's tokenizer; None if it has none."""
+    """Return a dataset's tokenizer; None without a tokenizer."""
     try:
         return data.asset("tokenizer").read_bytes() if data else None
     except NotFound:

@@ -24,8 +24,8 @@ from shared.workloads.generation.prompt_text import ending
 
 
 class SuiteTally(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of answered and correct examples; `cut` ones were too long and lost their
-    beginning.
+    """Counts of answered and correct examples, and of the examples that lost their beginning, since
+    they were too long (`cut`).
     """
 
     correct: int
@@ -116,7 +116,7 @@ def _score_choices(asking: _Asking, examples: Iterator[Example]) -> Iterator[tup
 
 def _likelihood(asking: _Asking, prompt: str, text: str) -> tuple[float, bool]:
     """Return the log-probability of a text after a prompt, nats a byte; -inf if a diverged model
-    has none. The flag is True if the beginning of the prompt was cut off.
+    gives no number. The flag is True if the beginning of the prompt was cut off.
     """
     decoder = asking.decoder
     before, whole = asking.prompt(prompt), asking.continued(prompt, text)

@@ -37,7 +37,7 @@ class StopStrings:
 
 
 class TextStream:
-    """Converts tokens to text piece by piece, decoding only the last ones again."""
+    """Converts tokens to text piece by piece, decoding only the last tokens again."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
         self._decode = decode

@@ -110,7 +110,7 @@ class Search:
         return self.simulated >= self.settings.simulations
 
     def waiting(self) -> Boards:
-        """Return the boards (B, A) to evaluate, of the player to move; none at the end."""
+        """Return the boards (B, A) to evaluate, of the player to move; B = 0 at the end."""
         while not len(self._waiting) and not self.done:
             self._descend()
             if not len(self._waiting):  # every leaf was the end of a game
@@ -205,7 +205,7 @@ class Search:
         self._waiting = np.concatenate([path.fresh for path in self._paths])
 
     def _select(self) -> _Paths:
-        """Descend from each root to a new or finished position; make a row for a new one."""
+        """Descend from each root to a new or finished position; make a row for a new position."""
         levels, rows = list[Rows](), self._roots
         while int(rows.min()) < self._end:
             levels.append(rows)

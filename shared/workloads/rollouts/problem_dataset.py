@@ -131,7 +131,7 @@ class PromptWriter:
 
     @property
     def end(self) -> int | None:
-        """Return the token that ends an answer; None where the tokenizer has none."""
+        """Return the token that ends an answer; None if the tokenizer has no such token."""
         if self.tokenizer is None:
             return None
         written = answer_end(self.tokenizer, self.template) if self.template is not None else None

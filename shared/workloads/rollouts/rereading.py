@@ -32,7 +32,7 @@ from shared.workloads.rollouts.config import (
 
 BATCH = 64  # answers read together; fewer for a large vocabulary
 LOGITS = 1 << 24  # most logits of answers read together
-TOKENS = 32  # least tokens read of each group: three faulty ones prove nothing
+TOKENS = 32  # least tokens read of each group: three faulty tokens prove nothing
 
 
 class RereadResult(NamedTuple):

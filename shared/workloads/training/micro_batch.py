@@ -29,9 +29,9 @@ class Paced(Protocol):
         """Return the samples of the next micro-batch."""
 
     def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
-        """Begin with the micro-batch size of earlier work on this device (0: none). `most` means
-        that larger sizes did not fit its memory. `room` is the bytes that a micro-batch may keep
-        for its backward pass; 0: not known.
+        """Begin with the micro-batch size of earlier work on this device (0: no earlier work).
+        `most` means that larger sizes did not fit its memory. `room` is the bytes that a
+        micro-batch may keep for its backward pass; 0: not known.
         """
 
 

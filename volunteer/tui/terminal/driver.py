@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
-# Window titles (xterm's controls OSC 2, CSI 22 t and 23 t); the kernel's console has none.
+# Window titles (xterm's controls OSC 2, CSI 22 t and 23 t); the kernel's console has no titles.
 TITLED = os.environ.get("TERM", "dumb") not in ("linux", "dumb")
 KEEP_TITLE, RESTORE_TITLE = "\x1b[22;2t", "\x1b[23;2t"
 

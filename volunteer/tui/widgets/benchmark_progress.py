@@ -27,7 +27,7 @@ def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
 
 
 def _stages(now: BenchmarkProgress, glyphs: Glyphs) -> list[Line]:
-    """Return every stage in order: done, present and later ones."""
+    """Return every stage in order: done, present and later stages."""
     names = list(STAGES)
     at = names.index(now.stage) if now.stage in names else len(names)
     return [

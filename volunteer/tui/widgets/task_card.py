@@ -85,8 +85,8 @@ def task_lines(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[
 
 
 def stages_line(scene: Scene, task: TaskStatus, cells: int) -> Line:
-    """Return the stages of a task with the present one marked; only the present and the next stage
-    if room is short.
+    """Return the stages of a task with the present stage marked; only the present and the next
+    stage if room is short.
     """
     glyphs = scene.glyphs
     at = _AT["train" if fetched(task) else task.phase]
