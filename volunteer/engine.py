@@ -137,7 +137,7 @@ class Engine:
         """Run to the end, then emit `Stopped` with the exit code to every subscriber."""
         try:
             code = await self._run()
-            if not self._bus.status.stopped:  # it ended before an agent was made
+            if not self._bus.status.stopped:  # the engine ended before it made an agent
                 self._bus.emit(events.Stopped(code=code, message="ended"))
         except VolunteerError as error:
             self._bus.emit(events.Stopped(code=error.exit_code, message=error.message))

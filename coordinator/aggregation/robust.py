@@ -23,7 +23,7 @@ from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, T
 CLIP_ROUNDS = 20  # most rounds of a centred clip
 CLIP_TOLERANCE = 1e-6  # movement of the centre, relative to the radius, that ends the rounds
 # Least number of equally weighted contributions that can show a common direction. Among fewer, two
-# fifths that are hostile copies of one honest contribution are a majority together with it.
+# fifths that are hostile copies of one honest contribution are, together with it, a majority.
 DIRECTION_COUNT_MIN = 8
 AGREEMENT_MIN = 0.6  # least median cosine to the others of contributions with a common direction
 ASTRAY = 0.25  # share of that cosine below which a contribution points elsewhere

@@ -252,8 +252,8 @@ def missing_library(case: Case) -> str | None:
 
 
 def likeness(own_sums: bytes, other_sums: bytes) -> Likeness:
-    """Compare the sums of an audit's answer with the server's own: of parameters or of buffers,
-    whichever differ more.
+    """Compare the sums of an audit's answer with the server's own: the sums of parameters or of
+    buffers, whichever differ more.
     """
     import numpy as np
 

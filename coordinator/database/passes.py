@@ -73,7 +73,7 @@ def is_over(conn: Connection, run: RunRow, last: int) -> bool:
 
 
 def measure(conn: Connection, run_id: int) -> RunPace | None:
-    """Return the pace of a run's last tasks and of their workers; None if there are too few.
+    """Return the pace of a run's last tasks and of their workers; None if there are too few tasks.
 
     Each volunteer is one voice, the median of its tasks; only vetted volunteers count if any is
     vetted.

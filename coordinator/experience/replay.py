@@ -200,7 +200,7 @@ class Replay(PlatformService):
         pacing, changed = spec.pacing, False
         assert pacing is not None  # `tend` has checked this
         left = pacing.warm_steps - totals.planned // spec.file.task.batch_size
-        if left <= 0 and not totals.learning:  # what was learnt was lost, or no merge is due yet
+        if left <= 0 and not totals.learning:  # the learnt steps were lost, or no merge is due yet
             left = min(WARM_STEPS, pacing.warm_steps)
         while totals.learning < pacing.replay.learners and left > 0:
             steps = min(WARM_STEPS, left)

@@ -131,7 +131,7 @@ class Worker:
         os._exit(0)  # ends at once, even in the middle of a computation: the server is gone
 
     def _handle_orders(self, wait: bool) -> None:
-        """Handle the orders that have come; with `wait`, wait for the first."""
+        """Handle the orders that have come; with `wait`, wait for the first order."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._handle(self._orders.get(block=wait))

@@ -104,7 +104,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """Return the model in shards; some may be empty. Raises InvalidPlan for too many."""
+        """Return the model in shards; some may be empty. Raises InvalidPlan for too many shards."""
         return split(self.about.schema, self.terms.shards, self.terms.shard_by)
 
     def alone(self, row: ContributionRow) -> MergeRecipe:

@@ -32,7 +32,7 @@ _SAFE: Headers = [
 
 
 class FinishedPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Finished document: made once, sent to many."""
+    """Finished document, made once and sent to many readers."""
 
     kind: str
     body: bytes

@@ -110,7 +110,7 @@ class Redone(msgspec.Struct, frozen=True, kw_only=True):
     buffers: float = 0.0
     sums: bytes = b""  # sums of the server's update, in the form of an audit's answer; float32
     # length of the difference between the server's update and its update from a slightly changed
-    # base, relative to the former; measured if the tight bound was missed
+    # base, relative to the server's update; measured if the tight bound was missed
     drift: float | None = None
     loss: float | None = None  # last loss of the recompute; None if it is no number
 

@@ -55,7 +55,7 @@ class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: float
     said_at: float | None = None
     newest_at: float = 0.0  # time of the newest event that was sent
-    said_bad: bool = False  # it was sent while its level was "bad"
+    said_bad: bool = False  # the alert was sent while its level was "bad"
 
     @property
     def key(self) -> tuple[str, str]:
@@ -80,7 +80,7 @@ def judge(
     troubles += [alert for alert in alerts if alert.level == "bad"]
     if any(alive(replica, overview.at) for replica in overview.replicas):
         troubles += [trouble for run in overview.runs for trouble in _run(run)]
-    troubles += [alert for alert in alerts if alert.level != "bad"]  # these stop nothing yet
+    troubles += [alert for alert in alerts if alert.level != "bad"]  # stop nothing yet
     troubles.sort(key=lambda trouble: _ORDER[trouble.level])
     if not troubles:
         return Trouble(level="good", subject="", text=_well(overview)), ()

@@ -35,7 +35,8 @@ DRIFT_TIMES = 2.0
 DRIFT_MAX = 0.2  # largest drift of a task at which a recompute proves anything
 ROUNDING = math.sqrt(6)  # an upper bound, by the inequality of Cauchy and Schwarz
 DRAWN_SHARE = 0.1  # least probability of a draw of an answer, for an account that often agreed
-# Wrong tokens prove another model: at least this many, and more than this share of an answer.
+# Wrong tokens prove another model if they are at least WRONG_MIN, and more than WRONG_SHARE of an
+# answer.
 WRONG_MIN, WRONG_SHARE = 3, 0.05
 # an answer with one wrong token agrees if at most this share of the account's compared tokens is
 # wrong

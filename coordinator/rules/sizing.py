@@ -178,8 +178,8 @@ def steps_for(run: Run, flops: float) -> int:
     recompute can prove.
 
     No worker gets more than `local_steps` unless `target_seconds` is set. A worker much slower than
-    the median gets fewer, which take the median's time, so that no merge waits for that worker. A
-    task that begins in the middle of a round ends with the round.
+    the median gets fewer steps, which take the median's time, so that no merge waits for it. A task
+    that begins in the middle of a round ends with the round.
     """
     steps = _steps_by_speed(run, flops)
     rest = _rest_of_round(run, flops)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FRESH_S = 1.0
 # Sums over all history are read again after this many times the duration of their last read.
 HISTORY_REST = 500.0
-# Points of a curve: at least this many if there are enough versions, and at most twice as many.
+# Points of a curve: at least CURVE if there are enough versions, and at most twice as many.
 CURVE = 120
 STRETCH_S_MIN = 60.0
 STORY = 25  # most versions whose samples a run's page shows in turn, evenly spread
@@ -78,8 +78,8 @@ def may_be_had(run: RunRow) -> bool:
 
 def spread(head: int, interval: int, count: int) -> range:
     """Return versions spread evenly up to the head: at least `count`, at most twice as many; every
-    `interval`-th if there are fewer. A growing run drops every second point, and the others keep
-    their places.
+    `interval`-th if that makes fewer than `count`. A growing run drops every second point, and the
+    others keep their places.
     """
     step = interval
     while head // step > 2 * count:

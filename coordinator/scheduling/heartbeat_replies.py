@@ -145,7 +145,7 @@ class Heartbeats:
 
 
 def _remember(memory: OrderedDict[str, T], worker: str, value: T) -> None:
-    """Store a value for a worker as the newest; the oldest is dropped beyond `TOLD_MAX`."""
+    """Store a value for a worker as the newest value; drop the oldest beyond `TOLD_MAX`."""
     memory[worker] = value
     memory.move_to_end(worker)
     if len(memory) > TOLD_MAX:

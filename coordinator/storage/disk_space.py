@@ -40,7 +40,7 @@ def _probe(path: Path) -> None:
 
 
 class Space:
-    """Watch of the disks of the data directory and of the blobs (`scratch` is below the latter)."""
+    """Watch of the disks of the data directory and of the blobs (`scratch` is below the blobs)."""
 
     def __init__(
         self,

@@ -142,7 +142,7 @@ class PublicAddress:
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         self._asked = self._reached = False
-        self.failure = ""  # the address and what is wrong with its answer; "" = nothing
+        self.failure = ""  # the address and the fault of its answer; "" = no fault
 
     def look(self) -> None:
         """Ask the public address once. The first failure is ignored, since a balancer may not have

@@ -36,8 +36,8 @@ def long_lived() -> Iterator[None]:
     """Run no collection in the block, which imports or builds long-lived objects, and exclude them
     from later collections.
 
-    Imports leave little garbage, and each collection walks every object imported so far; that took
-    a seventh of the time of importing PyTorch.
+    Imports leave little garbage, and each collection walks every object imported so far; the
+    collections took a seventh of the time of importing PyTorch.
     """
     collecting = gc.isenabled()
     gc.disable()

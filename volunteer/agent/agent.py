@@ -183,7 +183,7 @@ class Agent:
         self._limit_bandwidth(rules)
 
     def finish(self) -> None:
-        """Complete and submit the tasks that have begun; begin and claim no more."""
+        """Complete and submit the tasks that have begun; begin and claim no more tasks."""
         self._life.finish()
         for work in self._place.held:
             work.finish()

@@ -60,7 +60,7 @@ class Heartbeat:
         return tuple(lease for lease in leases if lease.key in continued - self.place.held.late)
 
     async def once(self) -> float:
-        """Send one heartbeat. Return the seconds until the next."""
+        """Send one heartbeat. Return the seconds until the next heartbeat."""
         try:
             reply = await self._send(self._request)
         except FATAL as error:

@@ -101,7 +101,7 @@ class _LeaseRun:
         self._base = base
 
     async def run_parts(self) -> Finished[QueuedResult] | Interrupted | None:
-        """Train part after part; return the result of the last."""
+        """Train part after part; return the result of the last part."""
         plan, lease, pipeline = self._plan, self._work.lease, self._pipeline
         part, tries = self._first_part(self._base.begun)
         last: Finished[QueuedResult] | None = None

@@ -29,7 +29,9 @@ _PROGRESS = (
 
 
 class Subscription:
-    """Queue of a subscriber's events. A full queue drops progress events first, then the oldest."""
+    """Queue of a subscriber's events. A full queue drops progress events first, then the oldest
+    events.
+    """
 
     def __init__(self) -> None:
         self._pending: deque[AnyEvent] = deque()

@@ -47,7 +47,7 @@ def memory_properties(info: RunInfo | None) -> str:
 
 
 def with_shortage(shortages: Iterable[Shortage], new: Shortage) -> tuple[Shortage, ...]:
-    """Return the shortages with a new one; it replaces the older one of its run and device."""
+    """Return the shortages with `new`, which replaces the shortage of the same run and device."""
     rest = [
         shortage
         for shortage in shortages

@@ -1,4 +1,4 @@
-"""Numbers as the language in use writes them. They are rounded before, so that a number has as many
+"""Numbers as the language in use writes them, rounded beforehand, so that a number has as many
 digits in every language.
 """
 

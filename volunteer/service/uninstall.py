@@ -67,7 +67,7 @@ def belongings(
 
 
 def other_profiles(directories: Directories) -> tuple[str, ...]:
-    """Return the names of the other profiles, which stay; they share the settings."""
+    """Return the names of the other profiles, which stay and use the same settings."""
     beside = directories.profile.parent
     names = (path.name for path in beside.iterdir() if path.is_dir() and path.name.count("@") == 1)
     return tuple(sorted(name for name in names if name != directories.profile.name))

@@ -51,4 +51,4 @@ class BackgroundThread:
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
-            del call, future  # they may hold a model
+            del call, future  # call and future may hold a model

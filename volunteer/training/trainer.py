@@ -246,9 +246,9 @@ class Trainer:
                     configured = True
                 job.run()
             except BaseException:
-                self._jobs.put(job)  # then the job fails like the waiting ones
+                self._jobs.put(job)  # then the job fails like the waiting jobs
                 raise
-            del job  # it holds the work of the last task
+            del job  # the job holds the work of the last task
 
     def _train(self, assignment: TrainingJob[T], handle: Handle[T]) -> None:
         if not handle.future.set_running_or_notify_cancel():

@@ -178,7 +178,7 @@ class VolunteerApp(App[int]):
         self._show(hurried=True)
 
     def tell(self, message: str, level: str = "info", seconds: float | None = None) -> None:
-        """Show a sentence in the corner of the screen for `seconds`; None: for a few."""
+        """Show a sentence in the corner of the screen for `seconds`; None: a few seconds."""
         levels: dict[str, SeverityLevel] = {"warning": "warning", "error": "error"}
         severity = levels.get(level, "information")
         self.notify(translated(message), severity=severity, timeout=seconds, markup=False)
@@ -301,7 +301,7 @@ class VolunteerApp(App[int]):
         self.push_screen(PausePicker())
 
     def action_finish(self) -> None:
-        """Complete the current task and take no more; a second call takes tasks again."""
+        """Complete the current task and take no more tasks; a second call takes tasks again."""
         if self.control is not None:
             finishing = self.latest.status.finishing
             self.command(self.control.do(commands.Resume() if finishing else commands.Finish()))

@@ -68,7 +68,7 @@ class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     run_id: int
     asker_id: str
-    # process that can compare the answer; "": it ended, and the prompt was lost with it
+    # process that can compare the answer; "": the process ended, and the prompt was lost with it
     replica: str
 
 

@@ -93,7 +93,7 @@ answer_stakes = sa.Table(
     sa.Column("run_id", Key, nullable=False),  # a run that may be deleted by now
     sa.Column("amount_micro", sa.BigInteger, nullable=False),
     # "": not drawn; drawn: its comparison waits in the process `replica`, which was alive at
-    # `beat_at`; agreed; untold: that process could not compare it
+    # `beat_at`; agreed; untold: that process could not compare the answer
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("replica", sa.String(64), nullable=False),
     sa.Column("beat_at", sa.Double, nullable=False),

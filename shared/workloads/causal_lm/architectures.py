@@ -180,7 +180,7 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key_width(self) -> int:
-        """Return how many numbers a token's keys have in a layer; its values have as many."""
+        """Return how many numbers a token's keys, and likewise its values, have in a layer."""
         return self.num_key_value_heads * self.head_dim
 
     @property

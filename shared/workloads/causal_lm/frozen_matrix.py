@@ -93,7 +93,7 @@ class _Product(torch.autograd.Function):
         return back.to(ctx.given), None
 
 
-_IMPORTING = threading.Lock()  # else a thread would restore what another hid
+_IMPORTING = threading.Lock()  # else one thread would restore the package that another hides
 
 
 def library() -> Any:

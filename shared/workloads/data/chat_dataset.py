@@ -2,7 +2,7 @@
 
 The module `dialogue_forms` lists the accepted records. A chunk has tokens as 32-bit integers whose
 upper two bits mark a token of an answer and the first token of a dialogue. Dialogues follow one
-another in a chunk; attention does not cross from one to the next.
+another in a chunk; attention does not cross from one dialogue to the next.
 """
 
 from __future__ import annotations

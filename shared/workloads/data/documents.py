@@ -159,7 +159,7 @@ class _Reading:
         suffixes: Counter[str] = Counter()
         for path in walk(root, skipped=skipped):
             if tables and (path.name == "README.md" or path.suffix == ".json"):
-                continue  # these files describe the tables
+                continue  # such files describe the tables
             if path not in tables and suffix(path) not in TEXT_SUFFIXES | SUFFIXES:
                 if not table_rows.is_table(path):  # skips tables of other splits
                     suffixes[path.suffix] += 1

@@ -29,8 +29,8 @@ class ToolCallForm(msgspec.Struct, frozen=True, kw_only=True):
     """Texts that a template writes around the name and the arguments of a call.
 
     An answer is `before`, the objects with `between` two of them, and `after`; an object is
-    `opening`, the name, `middle`, the arguments, and a brace. `mark` is what an answer's text shows
-    of `before`: no special token.
+    `opening`, the name, `middle`, the arguments, and a brace. `mark` is the part of `before` that
+    an answer's text shows, without special tokens.
     """
 
     before: str

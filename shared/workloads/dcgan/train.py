@@ -326,7 +326,9 @@ def portion(batch: int, config: DcganConfig) -> int:
 
 @contextmanager
 def _frozen(network: nn.Module) -> Iterator[None]:
-    """Freeze the network: it passes gradients on, without learning or updating statistics."""
+    """Freeze the network in the block: it passes gradients on, but neither learns nor updates its
+    statistics.
+    """
     network.requires_grad_(False)
     try:
         with statistics_kept(network):

@@ -74,8 +74,8 @@ class DcganWorkload(Workload):
 
     @override
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
-        """Return initial weights: convolutions normal with deviation 0.02, scales of norms likewise
-        around one, statistics empty.
+        """Return initial weights: convolutions normal with deviation 0.02, scales of norms with the
+        same deviation around 1, statistics empty.
         """
         import torch
 

@@ -149,7 +149,7 @@ def progress_line(scene: Scene, task: TaskStatus, cells: int) -> Line:
 
 
 def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
-    """Return two rows of numbers with their names; during a pause its reason is the first."""
+    """Return two rows of numbers with their names; during a pause its reason is the first row."""
     left_s = task.finish_by - scene.now
     eta = "-" if task.eta_s is None or task.phase != "train" else countdown(task.eta_s)
     if pause := scene.view.status.paused(task.device):
