@@ -68,11 +68,14 @@ class _TextFile(SingleFileSnapshotExtension):
 
 
 @pytest.fixture
-def text_compare(snapshot: SnapshotAssertion) -> Snapshot:
-    """Compare the text on a screen with the stored one, as `snap_compare` does the picture of it;
-    `--snapshot-update` stores it.
-    """
-    stored = snapshot.use_extension(_TextFile)
+def stored(snapshot: SnapshotAssertion) -> SnapshotAssertion:
+    """Text of screens, as it is stored; `--snapshot-update` stores it."""
+    return snapshot.use_extension(_TextFile)
+
+
+@pytest.fixture
+def text_compare(stored: SnapshotAssertion) -> Snapshot:
+    """Compare the text on a screen with the stored one, as `snap_compare` does the picture of it."""
 
     def compare(
         app: App[int],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
+from syrupy.assertion import SnapshotAssertion
 from textual.pilot import Pilot
 
 from shared.errors import Unreachable
@@ -15,8 +16,8 @@ from shared.protocol.accounts import ServerInfo, WorkerInfo
 from shared.protocol.contributions import Verdict
 from shared.protocol.listings import LeaderRow, LedgerRow
 from tests.tui import scenes
-from tests.tui.engine import FakeEngine, Paged, open_app
-from volunteer.control import commands, events
+from tests.tui.engine import FakeEngine, Paged, open_app, screen_text
+from volunteer.control import commands
 from volunteer.control.commands import Joined
 from volunteer.settings import settings
 from volunteer.tui.app import VolunteerApp
@@ -26,7 +27,6 @@ Snapshot = Callable[..., bool]
 SIZES = {"80x24": (80, 24), "120x36": (120, 36)}
 SMALL = (60, 16)
 EVERY_SIZE = {"60x16": SMALL, **SIZES, "200x60": (200, 60)}
-STATES = ("filled", "empty", "offline", "error", "paused")
 REFUSED = Unreachable("https://train.example.org did not answer in time")
 
 NAMES = [
@@ -172,6 +172,20 @@ async def settle(app: VolunteerApp, pilot: Pilot[Any]) -> None:
         await pilot.pause()
 
 
+async def shows(
+    app: VolunteerApp,
+    pilot: Pilot[Any],
+    stored: SnapshotAssertion,
+    name: str,
+    sizes: Iterable[str],
+) -> None:
+    """Compare what is on the screen at each of these sizes with the text stored under the name."""
+    for size in sizes:
+        await pilot.resize_terminal(*EVERY_SIZE[size])
+        await settle(app, pilot)
+        assert screen_text(app) == stored(name=f"{name}-{size}")
+
+
 def picture(
     engine: FakeEngine,
     compare: Snapshot,
@@ -188,20 +202,8 @@ def picture(
         app = pilot.app
         assert isinstance(app, VolunteerApp)
         await pilot.pause()
-        told = scenes.SCENES["filled" if state == "offline" else state]
-        await engine.play(told())
+        await engine.play(scenes.SCENES[state]())
         await settle(app, pilot)
-        if state == "offline":  # what was answered before is still there, and grows old
-            engine.refuses = REFUSED
-            await engine.clock.advance(130)
-            away = events.Connection(
-                online=False,
-                message="Little Lab does not answer: connection refused",
-                retry_at=engine.clock.now() + 42,
-                queued=2,
-            )
-            await engine.play([away])
-            await settle(app, pilot)
         for key in keys:
             await pilot.press(key)
             await pilot.pause()

@@ -7,6 +7,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec.structs import replace
 
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.protocol.base import ContributionState
@@ -223,10 +226,66 @@ def paused() -> Iterator[AnyEvent]:
     )
 
 
+MENDS = "the installed torch 2.13.0 is built for cpu: pip install --force-reinstall torch"
+BROKEN = replace(GPU, id="nvidia:0", usable=False, problem=MENDS)
+
+
+def two_devices() -> Iterator[AnyEvent]:
+    yield from filled()
+    yield events.DevicesFound(devices=(CPU, BROKEN))
+    yield events.Traffic(
+        sent_bytes=182_400_000, received_bytes=97_300_000, up_bytes_per_s=3e6, down_bytes_per_s=12e6
+    )
+
+
+def measuring() -> Iterator[AnyEvent]:
+    yield from two_devices()
+    yield events.BenchmarkProgress(stage="step", done=0.63, device="cpu")
+
+
+def live() -> Iterator[AnyEvent]:
+    """A processor and a GPU that tell all that there is, over a minute."""
+    yield from filled()
+    yield events.DevicesFound(devices=(GPU, CPU))
+    yield events.RunProgress(beat=GAMES, message="")
+    for second in range(60):
+        yield events.Sensed(
+            device="cpu", at=NOW + second, utilisation=0.5 + second % 7 / 20, **PROCESSOR
+        )
+        yield events.Sensed(
+            device=GPU.id, at=NOW + second, utilisation=0.9 - second % 5 / 9, **CARD
+        )
+
+
+GAMES = RunBeat(
+    run=RUN.name,
+    state="running",
+    version=41,
+    loss=3.412,
+    needs=2,
+    merge_in_s=192.0,
+    workers=12,
+    episodes_per_hour=5300.0,
+    measure="matches",
+)
+PROCESSOR: dict[str, Any] = {
+    "memory_bytes": 2_000_000_000,
+    "celsius": 61.0,
+}
+CARD: dict[str, Any] = {
+    "memory_bytes": 9_000_000_000,
+    "celsius": 71.0,
+    "watts": 212.4,
+}
+
+
 SCENES: dict[str, Callable[[], Iterator[AnyEvent]]] = {
     "filled": filled,
     "empty": empty,
     "offline": offline,
     "error": error,
     "paused": paused,
+    "two devices": two_devices,
+    "measuring": measuring,
+    "live": live,
 }

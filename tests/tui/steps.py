@@ -35,6 +35,32 @@ async def tell(app: VolunteerApp, pilot: Pilot[Any], engine: FakeEngine, link: s
     await settle(app, pilot)
 
 
+async def onward(
+    app: VolunteerApp,
+    pilot: Pilot[Any],
+    engine: FakeEngine,
+    step: str,
+    met: Iterable[AnyEvent] = MET,
+) -> None:
+    """Go from the step before to this one; `met` is what a coordinator tells who has joined it."""
+    match step:
+        case "found":
+            await tell(app, pilot, engine, LINK)
+        case "name":
+            await pilot.press("enter")
+        case "limits":
+            await pilot.press(*"ada", "enter")
+        case "measuring":
+            await pilot.press("enter")
+            await settle(app, pilot)
+            await engine.play([*met, events.BenchmarkProgress(stage="step", done=0.6)])
+        case "measured":
+            await engine.play([events.Benchmarked(benchmark=scenes.BENCHMARK)])
+        case "run" | "ready":
+            await pilot.press("enter")
+    await settle(app, pilot)
+
+
 async def walk(
     app: VolunteerApp,
     pilot: Pilot[Any],
@@ -42,27 +68,9 @@ async def walk(
     to: str,
     met: Iterable[AnyEvent] = MET,
 ) -> None:
-    """Go through the steps up to one of them; `met` is what a coordinator tells who has joined
-    it.
-    """
-    await settle(app, pilot)
-    for step in STEPS[1 : STEPS.index(to) + 1]:
-        match step:
-            case "found":
-                await tell(app, pilot, engine, LINK)
-            case "name":
-                await pilot.press("enter")
-            case "limits":
-                await pilot.press(*"ada", "enter")
-            case "measuring":
-                await pilot.press("enter")
-                await settle(app, pilot)
-                await engine.play([*met, events.BenchmarkProgress(stage="step", done=0.6)])
-            case "measured":
-                await engine.play([events.Benchmarked(benchmark=scenes.BENCHMARK)])
-            case "run" | "ready":
-                await pilot.press("enter")
-        await settle(app, pilot)
+    """Go through the steps up to one of them."""
+    for step in STEPS[: STEPS.index(to) + 1]:
+        await onward(app, pilot, engine, step, met)
 
 
 @asynccontextmanager

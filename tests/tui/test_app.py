@@ -23,6 +23,7 @@ from shared.errors import Conflict
 from tests.support.sources import ROOT
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
+from tests.tui.pages import prepared
 from volunteer.control import commands, events
 from volunteer.control.control import Control
 from volunteer.tui import keys, themes
@@ -55,6 +56,14 @@ async def test_a_page_is_drawn_though_the_machine_halts_while_it_opens(
         await pilot.press("7")
         while not asked or app._batch_count:  # while it counts, nothing is drawn
             await pilot.pause(0.02)
+
+
+async def test_what_is_told_while_a_page_is_being_made_waits_for_it(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.filled()) as (app, pilot):
+        app.action_page("runs")
+        app.redraw()
+        await pilot.pause()
+        assert "stdlib-gpt" in screen_text(app)
 
 
 async def test_space_pauses_and_goes_on(engine: FakeEngine) -> None:
@@ -346,15 +355,14 @@ async def test_only_rows_that_changed_are_painted_again(engine: FakeEngine) -> N
 
 
 async def test_ascii_uses_only_seven_bits(engine: FakeEngine) -> None:
-    for size in ((120, 36), (80, 24), (20, 5)):
-        async with opened(engine, scenes.filled(), size=size, look=Look(ascii=True)) as (
-            app,
-            pilot,
-        ):
-            assert screen_text(app).isascii()
-            await pilot.press("question_mark")
-            await pilot.pause()
-            assert screen_text(app).isascii()
+    async with opened(engine, scenes.filled(), look=Look(ascii=True)) as (app, pilot):
+        for key in ("", "question_mark"):
+            await pilot.press(*filter(None, [key]))
+            for size in ((120, 36), (80, 24), (20, 5)):
+                await pilot.resize_terminal(*size)
+                app.redraw()
+                await pilot.pause()
+                assert screen_text(app).isascii()
 
 
 async def test_no_color_leaves_words_and_signs(
@@ -405,14 +413,15 @@ async def test_a_long_name_of_a_coordinator_never_hides_the_connection(
 
 
 async def test_a_view_of_another_process_says_so(engine: FakeEngine) -> None:
-    for size in ((120, 36), (80, 24), (60, 16)):
-        engine.control.remote = False
-        async with opened(engine, scenes.filled(), size=size) as (app, pilot):
-            assert "background" not in screen_text(app)
-            engine.control.remote = True
-            app.redraw()
-            await pilot.pause()
-            assert "● training (background)" in screen_text(app).splitlines()[1]
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        for size in ((120, 36), (80, 24), (60, 16)):
+            await pilot.resize_terminal(*size)
+            for remote in (False, True):
+                engine.control.remote = remote
+                app.redraw()
+                await pilot.pause()
+                row = screen_text(app).splitlines()[1]
+                assert ("● training (background)" in row) == remote
 
 
 async def test_names_of_others_are_no_markup_and_no_control_codes(engine: FakeEngine) -> None:

@@ -4,21 +4,14 @@ pause.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import pytest
 from msgspec.structs import replace
 
 from shared.protocol import endpoints
 from shared.protocol.accounts import LinkCode, WorkerInfo
-from shared.protocol.heartbeat import RunBeat
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import (
     SIZES,
-    SMALL,
-    STATES,
     WORKERS,
     Snapshot,
     picture,
@@ -26,82 +19,10 @@ from tests.tui.pages import (
     settle,
 )
 from volunteer.control import commands, events
-from volunteer.control.events import AnyEvent
 from volunteer.machine.devices import rank_groups
 from volunteer.tui.look import Look
 
 PAGE = Look(page="device")
-MENDS = "the installed torch 2.13.0 is built for cpu: pip install --force-reinstall torch"
-BROKEN = replace(scenes.GPU, id="nvidia:0", usable=False, problem=MENDS)
-
-
-def two_devices() -> Iterator[AnyEvent]:
-    yield from scenes.filled()
-    yield events.DevicesFound(devices=(scenes.CPU, BROKEN))
-    yield events.Traffic(
-        sent_bytes=182_400_000, received_bytes=97_300_000, up_bytes_per_s=3e6, down_bytes_per_s=12e6
-    )
-
-
-def measuring() -> Iterator[AnyEvent]:
-    yield from two_devices()
-    yield events.BenchmarkProgress(stage="step", done=0.63, device="cpu")
-
-
-def live() -> Iterator[AnyEvent]:
-    """A processor and a GPU that tell all that there is, over a minute."""
-    yield from scenes.filled()
-    yield events.DevicesFound(devices=(scenes.GPU, scenes.CPU))
-    yield events.RunProgress(beat=GAMES, message="")
-    for second in range(60):
-        yield events.Sensed(
-            device="cpu", at=scenes.NOW + second, utilisation=0.5 + second % 7 / 20, **PROCESSOR
-        )
-        yield events.Sensed(
-            device=scenes.GPU.id, at=scenes.NOW + second, utilisation=0.9 - second % 5 / 9, **CARD
-        )
-
-
-GAMES = RunBeat(
-    run=scenes.RUN.name,
-    state="running",
-    version=41,
-    loss=3.412,
-    needs=2,
-    merge_in_s=192.0,
-    workers=12,
-    episodes_per_hour=5300.0,
-    measure="matches",
-)
-PROCESSOR: dict[str, Any] = {
-    "memory_bytes": 2_000_000_000,
-    "celsius": 61.0,
-}
-CARD: dict[str, Any] = {
-    "memory_bytes": 9_000_000_000,
-    "celsius": 71.0,
-    "watts": 212.4,
-}
-scenes.SCENES["two devices"] = two_devices
-scenes.SCENES["live"] = live
-scenes.SCENES["measuring"] = measuring
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("state", [*STATES, "two devices", "measuring"])
-def test_screen(engine: FakeEngine, text_compare: Snapshot, state: str, size: str) -> None:
-    assert picture(engine, text_compare, "device", state=state, size=SIZES[size])
-
-
-@pytest.mark.parametrize("size", [SMALL, (80, 24), (120, 36), (200, 60)])
-def test_screen_of_a_device_at_work(
-    engine: FakeEngine, text_compare: Snapshot, size: tuple[int, int]
-) -> None:
-    assert picture(engine, text_compare, "device", state="live", size=size)
-
-
-def test_screen_of_a_small_terminal(engine: FakeEngine, text_compare: Snapshot) -> None:
-    assert picture(engine, text_compare, "device", size=SMALL)
 
 
 def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:
@@ -120,7 +41,10 @@ async def test_equal_cards_are_one_device_of_the_page(engine: FakeEngine) -> Non
 
 
 async def test_what_cannot_be_used_names_the_command_that_mends_it(engine: FakeEngine) -> None:
-    async with opened(prepared(engine), two_devices(), look=PAGE, size=(120, 36)) as (app, pilot):
+    async with opened(prepared(engine), scenes.two_devices(), look=PAGE, size=(120, 36)) as (
+        app,
+        pilot,
+    ):
         await settle(app, pilot)
         await pilot.press("down")
         await settle(app, pilot)
@@ -133,7 +57,7 @@ async def test_what_cannot_be_used_names_the_command_that_mends_it(engine: FakeE
 
 
 async def test_measuring_is_started_and_stopped(engine: FakeEngine) -> None:
-    async with opened(prepared(engine), two_devices(), look=PAGE) as (app, pilot):
+    async with opened(prepared(engine), scenes.two_devices(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
         await pilot.press("b")
         await settle(app, pilot)
@@ -147,7 +71,7 @@ async def test_measuring_is_started_and_stopped(engine: FakeEngine) -> None:
 
 
 async def test_one_device_rests_alone(engine: FakeEngine) -> None:
-    async with opened(prepared(engine), two_devices(), look=PAGE) as (app, pilot):
+    async with opened(prepared(engine), scenes.two_devices(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
         await pilot.press("p")
         await settle(app, pilot)
@@ -180,7 +104,10 @@ async def test_what_a_device_does_now(engine: FakeEngine) -> None:
 
 
 async def test_comparison(engine: FakeEngine) -> None:
-    async with opened(prepared(engine), two_devices(), look=PAGE, size=(120, 36)) as (app, pilot):
+    async with opened(prepared(engine), scenes.two_devices(), look=PAGE, size=(120, 36)) as (
+        app,
+        pilot,
+    ):
         await settle(app, pilot)
         text = screen_text(app)
         assert "as fast as the median of 7 machines" in text
@@ -207,7 +134,7 @@ def looks(engine: FakeEngine) -> int:
 
 
 async def test_sensors_are_read_only_while_the_page_is_in_front(engine: FakeEngine) -> None:
-    async with opened(prepared(engine), live(), look=PAGE) as (app, pilot):
+    async with opened(prepared(engine), scenes.live(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
         assert looks(engine) == 1
         for _ in range(4):
@@ -221,7 +148,7 @@ async def test_sensors_are_read_only_while_the_page_is_in_front(engine: FakeEngi
 
 
 async def test_the_power_is_that_of_the_sensor_or_not_measured(engine: FakeEngine) -> None:
-    async with opened(prepared(engine), live(), look=PAGE, size=(120, 36)) as (app, pilot):
+    async with opened(prepared(engine), scenes.live(), look=PAGE, size=(120, 36)) as (app, pilot):
         await settle(app, pilot)
         assert "212 W" in screen_text(app)
         assert "71 °C" in screen_text(app)
@@ -231,7 +158,7 @@ async def test_the_power_is_that_of_the_sensor_or_not_measured(engine: FakeEngin
 
 
 async def test_the_share_of_the_time_of_one_device_is_set_by_keys(engine: FakeEngine) -> None:
-    async with opened(prepared(engine), live(), look=PAGE) as (app, pilot):
+    async with opened(prepared(engine), scenes.live(), look=PAGE) as (app, pilot):
         await settle(app, pilot)
         assert "80 %" in screen_text(app)  # by duty_percent
         await pilot.press("minus", "minus", "plus")
@@ -275,7 +202,7 @@ async def test_a_device_says_which_part_of_a_run_of_games_it_plays(engine: FakeE
         )
         for number in (1, 2)
     ]
-    told = [*live(), events.DevicesFound(devices=(scenes.CPU,)), *played, *ended]
+    told = [*scenes.live(), events.DevicesFound(devices=(scenes.CPU,)), *played, *ended]
     async with opened(prepared(engine), told, look=PAGE, size=(120, 36)) as (app, pilot):
         await settle(app, pilot)
         text = " ".join(line[60:].strip(" │") for line in screen_text(app).splitlines())

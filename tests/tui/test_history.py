@@ -4,7 +4,6 @@ spreadsheets.
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from shared.protocol import endpoints
@@ -14,8 +13,6 @@ from tests.tui.pages import (
     LEDGER,
     OLDER,
     SIZES,
-    SMALL,
-    STATES,
     Snapshot,
     picture,
     prepared,
@@ -26,16 +23,6 @@ from volunteer.tui.look import Look
 from volunteer.tui.widgets.table import Listing
 
 PAGE = Look(page="history")
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("state", STATES)
-def test_screen(engine: FakeEngine, text_compare: Snapshot, state: str, size: str) -> None:
-    assert picture(engine, text_compare, "history", state=state, size=SIZES[size])
-
-
-def test_screen_of_a_small_terminal(engine: FakeEngine, text_compare: Snapshot) -> None:
-    assert picture(engine, text_compare, "history", size=SMALL)
 
 
 def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from shared.protocol import endpoints
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, queries, screen_text
-from tests.tui.pages import LEADERS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
+from tests.tui.pages import LEADERS, SIZES, Snapshot, picture, prepared, settle
 from volunteer.control import commands, events
 from volunteer.tui.look import Look
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("state", STATES)
-def test_screen(engine: FakeEngine, text_compare: Snapshot, state: str, size: str) -> None:
-    assert picture(engine, text_compare, "leaderboard", state=state, size=SIZES[size])
-
-
-def test_screen_of_a_small_terminal(engine: FakeEngine, text_compare: Snapshot) -> None:
-    assert picture(engine, text_compare, "leaderboard", size=SMALL)
 
 
 def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:

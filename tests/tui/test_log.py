@@ -9,7 +9,7 @@ import pytest
 from shared.protocol.accounts import Hardware
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
-from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
+from tests.tui.pages import SETTINGS, SIZES, Snapshot, picture, prepared, settle
 from volunteer.control import events
 from volunteer.control.diagnostics import diagnostics, harmless
 from volunteer.control.status import Status
@@ -17,16 +17,6 @@ from volunteer.tui.look import Look
 from volunteer.tui.screens.event_log import level_of
 
 PAGE = Look(page="log")
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("state", STATES)
-def test_screen(engine: FakeEngine, text_compare: Snapshot, state: str, size: str) -> None:
-    assert picture(engine, text_compare, "log", state=state, size=SIZES[size])
-
-
-def test_screen_of_a_small_terminal(engine: FakeEngine, text_compare: Snapshot) -> None:
-    assert picture(engine, text_compare, "log", size=SMALL)
 
 
 def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:

@@ -8,15 +8,23 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from syrupy.assertion import SnapshotAssertion
 from textual.events import Paste
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from shared.errors import Configuration, Forbidden, InvalidName, Unreachable, UpgradeRequired
+from shared.errors import (
+    Configuration,
+    Forbidden,
+    InvalidName,
+    Unreachable,
+    UpgradeRequired,
+    VolunteerError,
+)
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
-from tests.tui.pages import LINK, SERVER, SETTINGS, SIZES, SMALL, Snapshot, prepared, settle
-from tests.tui.steps import MET, PAGE, STEPS, at, drawn, tell, walk
+from tests.tui.pages import LINK, SERVER, SETTINGS, SIZES, Snapshot, prepared, settle, shows
+from tests.tui.steps import MET, PAGE, STEPS, at, drawn, onward, tell, walk
 from volunteer.control import commands, events
 from volunteer.text import nobody_at
 from volunteer.tui import keys
@@ -25,12 +33,14 @@ from volunteer.tui.onboarding.benchmark_step import BenchmarkStep
 from volunteer.tui.onboarding.screen import Onboarding
 from volunteer.tui.screens.help import HelpText
 
+TERMINALS = ("80x24", "120x36", "60x16")
 
-@pytest.mark.parametrize("size", [*SIZES, "60x16"])
-@pytest.mark.parametrize("step", STEPS)
-def test_screen(engine: FakeEngine, text_compare: Snapshot, step: str, size: str) -> None:
-    terminal = {**SIZES, "60x16": SMALL}[size]
-    assert drawn(prepared(engine), text_compare, step, size=terminal)
+
+async def test_screen(engine: FakeEngine, stored: SnapshotAssertion) -> None:
+    async with opened(prepared(engine), look=PAGE) as (app, pilot):
+        for step in STEPS:
+            await onward(app, pilot, engine, step)
+            await shows(app, pilot, stored, step, TERMINALS)
 
 
 def test_screen_in_seven_bits(engine: FakeEngine, text_compare: Snapshot) -> None:
@@ -47,17 +57,13 @@ def test_picture(
     assert drawn(prepared(engine), snap_compare, "found", look=replace(PAGE, theme=theme))
 
 
-@pytest.mark.parametrize("size", ["80x24", "60x16"])
-@pytest.mark.parametrize("trouble", ["refused", "clock"])
-def test_screen_of_trouble(
-    engine: FakeEngine, text_compare: Snapshot, trouble: str, size: str
-) -> None:
-    prepared(engine)
-    if trouble == "clock":
+async def test_screen_of_trouble(engine: FakeEngine, stored: SnapshotAssertion) -> None:
+    async with opened(prepared(engine), look=PAGE) as (app, pilot):
+        await tell(app, pilot, engine, "http://train.example.org")
+        await shows(app, pilot, stored, "refused", ["80x24", "60x16"])
         engine.answers[commands.Probe] = replace(SERVER, now=scenes.NOW + 86_400)
-    link = LINK if trouble == "clock" else "http://train.example.org"
-    terminal = {**SIZES, "60x16": SMALL}[size]
-    assert drawn(engine, text_compare, "join", size=terminal, then=link)
+        await tell(app, pilot, engine, LINK)
+        await shows(app, pilot, stored, "clock", ["80x24", "60x16"])
 
 
 def test_screen_where_nothing_runs(engine: FakeEngine, text_compare: Snapshot) -> None:
@@ -98,26 +104,18 @@ async def test_from_a_link_to_work_in_six_steps(engine: FakeEngine) -> None:
     assert (joined.link, joined.name) == (LINK, "ada")
 
 
-@pytest.mark.parametrize(
-    ("step", "key", "heading"),
-    [("limits", "n", "What may volunteer use?"), ("ready", "space", "Everything is ready.")],
-)
-async def test_the_keys_of_before_lead_on_as_well(
-    engine: FakeEngine, step: str, key: str, heading: str
-) -> None:
-    async with at(engine, step) as (app, pilot):
-        assert heading in screen_text(app)
-        await pilot.press(key)
+async def test_the_keys_of_before_lead_on_as_well(engine: FakeEngine) -> None:
+    async with at(engine, "limits") as (app, pilot):
+        assert "What may volunteer use?" in screen_text(app)
+        await pilot.press("n")
         await settle(app, pilot)
-        assert heading not in screen_text(app)
-
-
-@pytest.mark.parametrize("step", [step for step in STEPS if step != "measuring"])
-async def test_every_page_names_enter_as_the_key_that_leads_on(
-    engine: FakeEngine, step: str
-) -> None:
-    async with at(engine, step) as (app, _):
-        assert screen_text(app).splitlines()[-1].startswith(" enter ")
+        assert "What may volunteer use?" not in screen_text(app)
+        for step in ("measuring", "measured", "run", "ready"):
+            await onward(app, pilot, engine, step)
+        assert "Everything is ready." in screen_text(app)
+        await pilot.press("space")
+        await settle(app, pilot)
+        assert "Everything is ready." not in screen_text(app)
 
 
 async def test_who_answers_is_shown_before_anything_is_sent(engine: FakeEngine) -> None:
@@ -146,44 +144,42 @@ async def test_nobody_is_asked_before_the_typing_rests(engine: FakeEngine) -> No
     assert len([c for c in engine.asked if isinstance(c, commands.Probe)]) == 1
 
 
-@pytest.mark.parametrize(
-    ("link", "refused", "says"),
-    [
-        ("not a link", None, "is not a link: a join link begins"),
-        ("http://train.example.org", None, "would be reached without encryption"),
-        ("https://h/join#pin=12", None, "the certificate pin of the join link is damaged"),
-        (
-            "127.0.0.1:8765",
-            Unreachable(nobody_at("http://127.0.0.1:8765")),
-            "ask your organiser for a link with an address that reaches their machine",
-        ),
-        (LINK, Unreachable("https://h did not answer in time"), "Enter tries again."),
-        (
-            LINK,
-            Configuration("h presents another certificate than your join link names"),
-            "another certificate",
-        ),
-        (
-            LINK,
-            UpgradeRequired("the coordinator needs more: `volunteer update`"),
-            "volunteer update",
-        ),
-    ],
-)
-async def test_a_link_that_does_not_work_says_why(
-    engine: FakeEngine, link: str, refused: Any, says: str
-) -> None:
+LINKS: list[tuple[str, VolunteerError | None, str]] = [
+    ("not a link", None, "is not a link: a join link begins"),
+    ("http://train.example.org", None, "would be reached without encryption"),
+    ("https://h/join#pin=12", None, "the certificate pin of the join link is damaged"),
+    (
+        "127.0.0.1:8765",
+        Unreachable(nobody_at("http://127.0.0.1:8765")),
+        "ask your organiser for a link with an address that reaches their machine",
+    ),
+    (LINK, Unreachable("https://h did not answer in time"), "Enter tries again."),
+    (
+        LINK,
+        Configuration("h presents another certificate than your join link names"),
+        "another certificate",
+    ),
+    (
+        LINK,
+        UpgradeRequired("the coordinator needs more: `volunteer update`"),
+        "volunteer update",
+    ),
+]
+
+
+async def test_a_link_that_does_not_work_says_why(engine: FakeEngine) -> None:
     async with at(engine, "join") as (app, pilot):
-        engine.refuses = refused
-        await tell(app, pilot, engine, link)
-        text = " ".join(screen_text(app).replace("│", " ").split())
-        assert says in text
-        await pilot.press("enter")
-        await settle(app, pilot)
-        assert "Which coordinator" in screen_text(app)
-        engine.refuses = None
-        await tell(app, pilot, engine, f"{LINK}+code=x")
-        assert "✓ Little Lab" in screen_text(app)
+        for link, refused, says in LINKS:
+            engine.refuses = refused
+            await tell(app, pilot, engine, link)
+            text = " ".join(screen_text(app).replace("│", " ").split())
+            assert says in text
+            await pilot.press("enter")
+            await settle(app, pilot)
+            assert "Which coordinator" in screen_text(app)
+            engine.refuses = None
+            await tell(app, pilot, engine, f"{LINK}+code=x")
+            assert "✓ Little Lab" in screen_text(app)
 
 
 async def test_a_link_typed_before_there_is_a_volunteer_is_checked_then(
@@ -350,22 +346,21 @@ async def test_measuring_shows_what_is_done_and_what_comes(engine: FakeEngine) -
         assert "enter: next" not in screen_text(app)
 
 
-@pytest.mark.parametrize(
-    ("told", "link", "said"),
-    [
-        ({"invite_only": True}, LINK, "by invitation only; ask for a link with a code"),
-        ({"invite_only": True}, f"{LINK}+code=7K3M-Q2XP", "your link carries the code"),
-        ({"open": True, "proof_of_work_bits": 22}, LINK, "about 2 s of computing first"),
-        ({"open": True}, LINK, "open to everybody"),
-    ],
-)
-async def test_the_first_step_says_on_which_terms_newcomers_come(
-    engine: FakeEngine, told: dict[str, Any], link: str, said: str
-) -> None:
+TERMS: list[tuple[dict[str, Any], str, str]] = [
+    ({"invite_only": True}, LINK, "by invitation only; ask for a link with a code"),
+    ({"invite_only": True}, f"{LINK}+code=7K3M-Q2XP", "your link carries the code"),
+    ({"open": True, "proof_of_work_bits": 22}, LINK, "about 2 s of computing first"),
+    ({"open": True}, LINK, "open to everybody"),
+]
+
+
+async def test_the_first_step_says_on_which_terms_newcomers_come(engine: FakeEngine) -> None:
     async with at(engine, "join") as (app, pilot):
-        engine.answers[commands.Probe] = replace(SERVER, **told)
-        await tell(app, pilot, engine, link)
-        assert said in " ".join(screen_text(app).split())
+        for told, link, said in TERMS:
+            engine.answers[commands.Probe] = replace(SERVER, **told)
+            await tell(app, pilot, engine, "")
+            await tell(app, pilot, engine, link)
+            assert said in " ".join(screen_text(app).split())
 
 
 async def test_the_proof_of_work_shows_how_far_it_is(engine: FakeEngine) -> None:
@@ -381,32 +376,33 @@ async def test_the_proof_of_work_shows_how_far_it_is(engine: FakeEngine) -> None
 
 
 OWN = {"back", "skip", "hide", "start"}
+TOLD = {
+    "join": set(),
+    "name": {"back", "hide"},
+    "limits": {"back", "start"},
+    "measuring": {"back", "skip"},
+    "ready": {"back", "start"},
+}
 
 
-@pytest.mark.parametrize(
-    ("step", "told"),
-    [
-        ("join", set()),
-        ("name", {"back", "hide"}),
-        ("limits", {"back", "start"}),
-        ("measuring", {"back", "skip"}),
-        ("ready", {"back", "start"}),
-    ],
-)
-async def test_help_tells_the_keys_of_the_present_step(
-    engine: FakeEngine, step: str, told: set[str]
-) -> None:
-    async with at(engine, step) as (app, pilot):
-        await pilot.press("f1")
-        await pilot.pause()
-        lines = app.screen.query_one(HelpText).lines(app.scene(), 400, 0)
-        text = "\n".join("".join(span for span, _ in line) for line in lines)
-        found = {c.action for c in Onboarding.ACTIONS if c.help in text}
-        assert found & OWN == told
-        assert not [
-            c.action for c in keys.COMMANDS if c.action in ("pause", "finish") and c.help in text
-        ]
-        assert keys.PAGES[0].help not in text
+async def test_every_page_names_its_keys_and_that_enter_leads_on(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), look=PAGE) as (app, pilot):
+        for step in STEPS:
+            await onward(app, pilot, engine, step)
+            if step != "measuring":
+                assert screen_text(app).splitlines()[-1].startswith(" enter "), step
+            if step in TOLD:
+                await pilot.press("f1")
+                await pilot.pause()
+                lines = app.screen.query_one(HelpText).lines(app.scene(), 400, 0)
+                text = "\n".join("".join(span for span, _ in line) for line in lines)
+                named = {c.action for c in Onboarding.ACTIONS if c.help in text}
+                assert named & OWN == TOLD[step]
+                away = [c for c in keys.COMMANDS if c.action in ("pause", "finish")]
+                assert not [c.action for c in away if c.help in text]
+                assert keys.PAGES[0].help not in text
+                await pilot.press("escape")
+                await settle(app, pilot)
 
 
 async def test_no_key_leads_away_from_the_first_start(engine: FakeEngine) -> None:

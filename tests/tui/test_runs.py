@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from syrupy.assertion import SnapshotAssertion
 
 from shared.network.links import parse_link
 from shared.protocol import endpoints
@@ -19,12 +20,11 @@ from tests.tui.pages import (
     RUNS,
     SETTINGS,
     SIZES,
-    SMALL,
-    STATES,
     Snapshot,
     picture,
     prepared,
     settle,
+    shows,
 )
 from volunteer.control import commands, events
 from volunteer.control.status import Status
@@ -37,24 +37,15 @@ PAGE = Look(page="runs")
 CPU_ONLY = (scenes.CPU,)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("state", STATES)
-def test_screen(engine: FakeEngine, text_compare: Snapshot, state: str, size: str) -> None:
-    assert picture(engine, text_compare, "runs", state=state, size=SIZES[size])
-
-
-def test_screen_of_a_small_terminal(engine: FakeEngine, text_compare: Snapshot) -> None:
-    assert picture(engine, text_compare, "runs", size=SMALL)
-
-
 def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:
     assert picture(engine, snap_compare, "runs", size=SIZES["120x36"])
 
 
-@pytest.mark.parametrize("size", ["80x24", "120x36", "60x16"])
-def test_screen_of_the_link_to_share(engine: FakeEngine, text_compare: Snapshot, size: str) -> None:
-    terminal = {**SIZES, "60x16": SMALL}[size]
-    assert picture(engine, text_compare, "runs", "s", size=terminal)
+async def test_screen_of_the_link_to_share(engine: FakeEngine, stored: SnapshotAssertion) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("s")
+        await shows(app, pilot, stored, "link", ["80x24", "120x36", "60x16"])
 
 
 async def test_a_link_stands_alone_on_its_rows(engine: FakeEngine) -> None:

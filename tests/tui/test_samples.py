@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
 from textual.pilot import Pilot
 from typing_extensions import override
 
@@ -18,7 +19,7 @@ from shared.protocol.versions import BlobRef, VersionInfo
 from shared.workloads.data.image_files import write_png
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, queries, screen_text
-from tests.tui.pages import EVERY_SIZE, REFUSED, Snapshot, prepared, settle
+from tests.tui.pages import EVERY_SIZE, REFUSED, Snapshot, prepared, settle, shows
 from volunteer.control import commands, events
 from volunteer.control.commands import Command
 from volunteer.tui.app import VolunteerApp
@@ -71,27 +72,23 @@ async def look(app: VolunteerApp, pilot: Pilot[Any], *keys: str) -> str:
     return screen_text(app)
 
 
-def drawn(engine: FakeEngine, compare: Snapshot, size: str) -> bool:
-    """Return True if two versions beside each other look as in their snapshot."""
+async def test_screen(engine: FakeEngine, stored: SnapshotAssertion) -> None:
+    telling(engine, TEXTS)
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        await look(app, pilot, "m", "left_square_bracket")
+        await shows(app, pilot, stored, "texts", EVERY_SIZE)
+
+
+def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:
     telling(engine, TEXTS)
 
     async def before(pilot: Pilot[Any]) -> None:
         assert isinstance(pilot.app, VolunteerApp)
         await pilot.pause()
         await engine.play(scenes.filled())
-        await settle(pilot.app, pilot)
         await look(pilot.app, pilot, "m", "left_square_bracket")
 
-    return compare(open_app(engine), terminal_size=EVERY_SIZE[size], run_before=before)
-
-
-@pytest.mark.parametrize("size", EVERY_SIZE)
-def test_screen(engine: FakeEngine, text_compare: Snapshot, size: str) -> None:
-    assert drawn(engine, text_compare, size)
-
-
-def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:
-    assert drawn(engine, snap_compare, "120x36")
+    assert snap_compare(open_app(engine), terminal_size=(120, 36), run_before=before)
 
 
 @pytest.mark.parametrize("page", ["dashboard", "runs"])

@@ -23,7 +23,7 @@ from tests.support.greek import ENGLISH, greek, in_english, pseudo
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import prepared, settle
-from tests.tui.steps import PAGE, tell, walk
+from tests.tui.steps import PAGE, STEPS, onward, tell
 from volunteer.agent.agent import LAPSED
 from volunteer.agent.run_watcher import merging_words
 from volunteer.control import events
@@ -169,15 +169,14 @@ async def test_no_page_says_a_sentence_in_english(engine: FakeEngine, state: str
     assert not found
 
 
-@pytest.mark.parametrize("reason", list(coordinator.IDLE))
-async def test_the_reason_for_no_task_is_said_by_its_code(
-    engine: FakeEngine, reason: Reason
-) -> None:
-    message = coordinator.idle_sentence(reason, "words of the coordinator")
-    told = (*scenes.started(), events.Idle(reason=reason.value, message=message))
-    async with opened(prepared(engine), told) as (app, pilot):
-        await settle(app, pilot)
-        assert english(screen_text(app)) == set()
+async def test_the_reason_for_no_task_is_said_by_its_code(engine: FakeEngine) -> None:
+    async with opened(prepared(engine), scenes.started()) as (app, pilot):
+        for reason in coordinator.IDLE:
+            message = coordinator.idle_sentence(reason, "words of the coordinator")
+            await engine.play([events.Idle(reason=reason.value, message=message)])
+            await settle(app, pilot)
+            assert translated(message)[:24] in screen_text(app)
+            assert english(screen_text(app)) == set(), reason
 
 
 LINKS = {
@@ -189,36 +188,35 @@ LINKS = {
 }
 
 
-@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
-async def test_trouble_with_a_link_is_said_in_the_language(engine: FakeEngine, link: str) -> None:
-    with pytest.raises(VolunteerError) as error:
-        parse_link(link)
-    assert ENGLISH.search(error.value.message), "a log is in English"
+async def test_trouble_with_a_link_is_said_in_the_language(engine: FakeEngine) -> None:
     async with opened(prepared(engine), look=PAGE) as (app, pilot):
         await settle(app, pilot)
-        await tell(app, pilot, engine, link)
-        assert english(screen_text(app).replace(link, "")) == set()
+        for name, link in LINKS.items():
+            with pytest.raises(VolunteerError) as error:
+                parse_link(link)
+            assert ENGLISH.search(error.value.message), "a log is in English"
+            await tell(app, pilot, engine, link)
+            assert translated(error.value.message)[:24] in screen_text(app)
+            assert english(screen_text(app).replace(link, "")) == set(), name
 
 
-@pytest.mark.parametrize("step", ["join", "found", "name", "limits", "measuring", "run", "ready"])
-async def test_no_step_of_the_first_start_says_a_sentence_in_english(
-    engine: FakeEngine, step: str
-) -> None:
+async def test_no_step_of_the_first_start_says_a_sentence_in_english(engine: FakeEngine) -> None:
     async with opened(prepared(engine), look=PAGE) as (app, pilot):
-        await walk(app, pilot, engine, step)
-        assert english(screen_text(app)) == set()
+        for step in STEPS:
+            await onward(app, pilot, engine, step)
+            assert english(screen_text(app)) == set(), step
 
 
-@pytest.mark.parametrize("code", coordinator.REFUSED)
-async def test_a_refusal_of_the_coordinator_is_said_by_its_code(
-    engine: FakeEngine, code: str
-) -> None:
-    engine.refuses = refused(code, errors.BY_CODE[code].status)
-    assert engine.refuses.message.startswith("words of the coordinator")
+async def test_a_refusal_of_the_coordinator_is_said_by_its_code(engine: FakeEngine) -> None:
     async with opened(prepared(engine), scenes.filled(), size=(120, 36)) as (app, pilot):
-        app.action_page("leaderboard")
-        await settle(app, pilot)
-        assert english(screen_text(app)) == set()
+        for code in coordinator.REFUSED:
+            engine.refuses = refused(code, errors.BY_CODE[code].status)
+            assert engine.refuses.message.startswith("words of the coordinator")
+            app.action_page("leaderboard")
+            await engine.clock.advance(60)  # it is asked again
+            await settle(app, pilot)
+            assert translated(engine.refuses.message)[:24] in screen_text(app)
+            assert english(screen_text(app)) == set(), code
 
 
 def test_what_has_no_code_is_quoted_and_never_guessed() -> None:

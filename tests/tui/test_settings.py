@@ -9,7 +9,7 @@ from shared.errors import Configuration
 from shared.settings import SettingRow
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
-from tests.tui.pages import SETTINGS, SIZES, SMALL, STATES, Snapshot, picture, prepared, settle
+from tests.tui.pages import SETTINGS, SIZES, Snapshot, picture, prepared, settle
 from volunteer.control import commands
 from volunteer.tui.look import Look
 from volunteer.tui.screens.settings import about_lines
@@ -29,16 +29,6 @@ def named(name: str) -> SettingRow:
 
 def changes(engine: FakeEngine) -> list[dict[str, object]]:
     return [c.changes for c in engine.asked if isinstance(c, commands.SetSettings)]
-
-
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("state", STATES)
-def test_screen(engine: FakeEngine, text_compare: Snapshot, state: str, size: str) -> None:
-    assert picture(engine, text_compare, "settings", state=state, size=SIZES[size])
-
-
-def test_screen_of_a_small_terminal(engine: FakeEngine, text_compare: Snapshot) -> None:
-    assert picture(engine, text_compare, "settings", size=SMALL)
 
 
 def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:

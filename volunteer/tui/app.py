@@ -217,9 +217,10 @@ class VolunteerApp(App[int]):
 
     @property
     def _page(self) -> Page | None:
-        """Return the visible page, even behind the palette or a dialog."""
+        """Return the visible page, even behind the palette or a dialog, once it has its widgets."""
         stack = self.screen_stack if self._running else []
-        return next((s for s in reversed(stack) if isinstance(s, Page) and s.is_current), None)
+        page = next((s for s in reversed(stack) if isinstance(s, Page) and s.is_current), None)
+        return page if page is not None and page.is_mounted else None
 
     def redraw(self) -> None:
         """Draw all panels of this page anew."""
