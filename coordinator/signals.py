@@ -131,7 +131,7 @@ class WaitingLine:
         self._news = 0  # moment of the newest news
         self._empty = 0  # moment of the newest look that left nothing to take
         self._refused: frozenset[int] = frozenset()  # tasks that every watcher refused
-        self._probing = False  # True until the watcher that news woke looks
+        self._probing = False  # True until the watcher that the news woke has looked
         self._standing: list[TopicWatch] = []
 
     @contextmanager

@@ -87,7 +87,7 @@ class ClippedRule(Aggregator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedPiece:
-    """One merged piece. `values` (N,) may be written to; a later piece reuses its memory."""
+    """One merged piece. `values` (N,) may be written to; a later piece reuses their memory."""
 
     piece: TensorPiece
     values: Floats

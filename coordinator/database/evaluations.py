@@ -103,7 +103,9 @@ class VersionLoss(NamedTuple):
 
 
 def measured(conn: sa.Connection, run_id: int, most: int) -> list[VersionLoss]:
-    """Return up to `most` versions with a loss, oldest first, evenly spread, with the newest."""
+    """Return up to `most` evenly spread versions with a loss, oldest first, including the
+    newest.
+    """
     e = evaluations.c
     measured_rows = (e.run_id == run_id) & (e.state == "done") & e.loss.is_not(None)
     count = conn.execute(

@@ -202,7 +202,9 @@ def backgrounds(conn: sa.Connection, rows: Sequence[ContributionRow]) -> dict[in
 
 
 def expect(task: TaskRow, request: SubmitRequest, arrival: Arrival) -> NextPart:
-    """Return the next part, which this submission must match. Raises Conflict otherwise."""
+    """Return the next part of a task. Raises Conflict if the submission does not match that
+    part.
+    """
     if arrival.is_checking:
         raise Conflict(f"another submission of task {task.id} is still being checked")
     if (request.part, request.tries) != (arrival.part, arrival.tries):

@@ -368,8 +368,8 @@ class Uploads(PlatformService):
         return await receive(row, offset, stream)
 
     async def _append_piece(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:
-        """Append a stream as a piece in the store; a piece cut short by a broken connection is
-        kept. Raises OffsetMismatch, TooLarge.
+        """Append a stream as a piece in the store and return the new offset; a piece cut short by a
+        broken connection is kept. Raises OffsetMismatch, TooLarge.
         """
         there = await self._there(row)
         if offset != there:

@@ -78,7 +78,7 @@ def few_learnt(dataset: str, share: float) -> tuple[str, ...]:
 
 def long_dialogues(dataset: str, context: int, lengths: Sequence[int]) -> tuple[str, ...]:
     """Return the advice for dialogues that exceed the context, by their lengths in tokens."""
-    # the last token of a window is a target only
+    # the last token of a window is only a target
     count = sum(length > context + 1 for length in lengths)
     if not count:
         return ()

@@ -11,7 +11,7 @@ from coordinator.rules.run_file import ServeSettings, TierSettings
 
 MICRO = 1_000_000
 NANO = 1000  # thousandths in a micro-credit
-FORWARD_SHARE = 1 / 3  # the forward pass in a training step: the backward pass costs twice
+FORWARD_SHARE = 1 / 3  # forward pass in a training step: the backward pass costs twice as much
 TOKEN_FLOPS = 2.0  # operations a parameter
 # limits of the organiser's own keys
 ORGANISER = TierSettings(requests_per_minute=100_000, tokens=1 << 20, tokens_waiting=1 << 30)

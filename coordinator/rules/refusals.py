@@ -43,7 +43,7 @@ def may_ask(of_run: int, of_account: int) -> bool:
 
 
 def repeats(reason: str, reported_loss: float | None, own_loss: float | None) -> bool:
-    """Return True if an update that agrees with its recompute is refused for the same reason. A
+    """Return True if an update that agrees with its recompute is refused again, for `reason`. A
     refusal for a reported loss is repeated only if the server's own loss is about the same.
     """
     if reason != Reason.LOSS or own_loss is None:

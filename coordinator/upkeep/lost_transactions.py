@@ -70,7 +70,9 @@ class LostTransactions(PlatformService):
 
 
 def _compare(conn: Connection, former: NewestState | None) -> tuple[NewestState, str]:
-    """Return the present state, and a sentence about the missing part of the former state."""
+    """Return the present state, and the missing parts of the former state in words; "" = none is
+    missing.
+    """
     state = NewestState(
         restored_at=restored_at(conn),
         record=record_tree.head(conn).size,

@@ -154,7 +154,7 @@ def digest(payload: bytes) -> str:
 
 
 def _publish(temporary: Path, path: Path) -> None:
-    """Link the file under its name; unlike a rename, a link never replaces another's key."""
+    """Link the file under its name; unlike a rename, a link replaces no other process's key."""
     try:
         os.link(temporary, path)
     except FileExistsError:

@@ -412,8 +412,8 @@ class Workload(Protocol):
         return 0
 
     def streamed_bytes(self, config: Config) -> int:
-        """Return the bytes of a device for one sample if its work is `Streamable`: the weights stay
-        in the memory of the host. 0: the workload has no such work.
+        """Return the bytes of a device that one sample takes while the weights stay in the memory
+        of the host (`Streamable` work); 0 if the workload has no such work.
         """
         return 0
 

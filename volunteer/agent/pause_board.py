@@ -39,7 +39,7 @@ class PauseBoard:
         self._logins = logins
         self._reasons: dict[str, dict[str, PauseReason]] = {}  # device ("" = all) -> by -> reason
         self._trainers: dict[str, Trainer] = {}
-        self._shares: dict[str, float] = {}  # share of working time; "" = of all devices not named
+        self._shares: dict[str, float] = {}  # device ("" = all not named) -> share of working time
 
     def watch(self, device: str, trainer: Trainer) -> None:
         """Apply pauses and share to this trainer from now on."""

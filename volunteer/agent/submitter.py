@@ -80,7 +80,7 @@ class Submitter:
         return any(not self._failures[other.name] for other in self._ready())
 
     def _same_lease(self, entry: QueuedResult) -> list[QueuedResult]:
-        """Return the waiting results of the same lease."""
+        """Return the waiting results of the lease of `entry`."""
         key = (entry.task, entry.submit.attempt)
         return [e for e in self.place.store.outbox.entries() if (e.task, e.submit.attempt) == key]
 

@@ -121,7 +121,9 @@ def _amd() -> list[DriverGpu]:
 
 
 def torch_view() -> TorchView:
-    """Return the accelerators that torch can use. Imports torch: seconds, on a training thread."""
+    """Return the accelerators that torch can use. Call it on a training thread: importing torch
+    takes seconds.
+    """
     import torch
 
     version = torch.__version__

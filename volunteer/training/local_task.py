@@ -209,7 +209,7 @@ class LocalTask:
         """Tell the work the micro-batch of earlier tasks, and the bytes that are left for it."""
         step = self._files.step
         micro = step.micro_batch if step is not None else 0
-        if self._files.held.device == "cpu":  # other programs keep their memory
+        if self._files.held.device == "cpu":  # the other half is for other programs
             room = min(room, free_memory_bytes() // 2)
         work.begin_with(micro, most=step is not None and step.halved, room=room)
 

@@ -23,7 +23,9 @@ class Departure:
         self.at_once = False  # a second request: the program does not wait for the volunteer
 
     def catch_signals(self) -> None:
-        """End the volunteer and then the program at the first signal, the program at the second."""
+        """Let the first signal end the volunteer and then the program, a second signal the
+        program.
+        """
         loop = asyncio.get_running_loop()
         for name in ("SIGTERM", "SIGHUP", "SIGINT"):
             try:

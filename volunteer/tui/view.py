@@ -152,7 +152,7 @@ def reduce(view: AgentView, event: AnyEvent, status: Status) -> AgentView:
 
 
 def add_past_loss(view: AgentView, event: events.LossMeasured) -> AgentView:
-    """Return the view with a loss measured before the start, which is not logged."""
+    """Return the view with a loss measured before the program started; it is not logged."""
     return _apply(view, event)
 
 

@@ -46,7 +46,7 @@ _SET = update(api_keys).where(equals(api_keys.c.id))
 
 
 def add(conn: Connection, values: dict[str, object]) -> KeyRow:
-    """Insert a key."""
+    """Insert a key and return its row."""
     row = conn.execute(insert(api_keys).values(**values).returning(api_keys)).mappings().one()
     return KeyRow(**row)
 

@@ -171,7 +171,7 @@ def abandoned(
 
 
 def still_open(conn: Connection, ids: Sequence[str]) -> dict[str, StreamProgress]:
-    """Return the open requests among `ids`, with the tokens stored for them."""
+    """Return the stored progress of the requests among `ids` that are open, by request."""
     query = select(_u.id, _u.tokens_out, _u.answered).where(_u.state == "open", _u.id.in_(ids))
     return _streamed(conn, query) if ids else {}
 

@@ -85,7 +85,9 @@ def _moves(conn: Connection, after: int, upto: int) -> defaultdict[int, list[Mov
 
 
 def _balances(conn: Connection) -> Iterator[str]:
-    """Check that balances are sums of postings, only the mint's is negative, and the total is 0."""
+    """Check that balances are sums of postings, that only the mint's balance is negative, and that
+    all sum to 0.
+    """
     total = func.coalesce(func.sum(postings.c.amount_micro), 0)
     query = (
         select(accounts.c.owner, accounts.c.kind, accounts.c.balance_micro, total.label("posted"))

@@ -92,7 +92,9 @@ BY_EARNED = ("earn", "vest", "answered", "refund", "debt", "short", "repay", "ho
 
 
 class Payment(msgspec.Struct, frozen=True, kw_only=True):
-    """Pay of one contribution to one volunteer. `amount_micro` is the task's, never a report's."""
+    """Pay of one contribution to one volunteer. `amount_micro` is the task's price, never a
+    report's.
+    """
 
     volunteer_id: str
     contribution_id: int

@@ -60,7 +60,8 @@ contributions = sa.Table(
     sa.Column("received_at", sa.Double, nullable=False),
     sa.Column("decided_at", sa.Double, nullable=True),
     sa.Column("merged_at", sa.Double, nullable=True),
-    # whether its account is vetted, fixed at the merge; kept here, so that reads need no join
+    # whether the contribution's account is vetted, fixed at the merge; kept here, so that reads
+    # need no join
     sa.Column("vetted", sa.Boolean, nullable=False, server_default=sa.true()),
     sa.Column("network", sa.String(64), nullable=False, server_default=""),
     # drawn from an account on probation, and merged only once its recompute has passed

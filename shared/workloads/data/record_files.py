@@ -250,9 +250,9 @@ class _RowLines:
             yield line
 
     def taken(self, delimiter: str) -> tuple[int, str]:
-        """Return the first line of the finished row, and its fault: "end" for a quotation mark that
-        is not closed at the end of the file, "quote" for a quotation mark that is closed in a later
-        row, "" for no fault.
+        """Return the number of the finished row's first line, and the row's fault: "end" for a
+        quotation mark that is not closed at the end of the file, "quote" for a quotation mark that
+        is closed in a later row, "" for no fault.
         """
         lines, first = self.lines, self.first
         blank = next((n for n, line in enumerate(lines) if line.strip("\r\n")), 0)

@@ -32,7 +32,7 @@ class InvalidGame(BadRequest):
 class GameRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One game. `visits` has a row for each searched move: cell, count, cell, count ..."""
 
-    game: int  # its number among all games of the run
+    game: int  # number of the game among all games of the run
     seed: int
     version: int  # version that played the game, from its first move to its last
     weights: str  # SHA-256 of the published weights of that version

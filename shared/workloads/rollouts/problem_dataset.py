@@ -167,7 +167,7 @@ class PromptWriter:
 def build(request: DatasetWanted, put: Put) -> DatasetManifest:
     """Store the problems of files, shuffled, and return their manifest. Raises InvalidRunFile."""
     writer, unread = PromptWriter(request), Counter[str]()
-    by_prompt: dict[str, tuple[Problem, str]] = {}  # by prompt, with the place
+    by_prompt: dict[str, tuple[Problem, str]] = {}  # prompt -> problem, its place
     for path in request.sources:
         for record in _records(path):
             problem = _read(record, path, writer, unread)

@@ -100,8 +100,8 @@ class Quantity(msgspec.Struct, frozen=True):
     percent: bool = False
 
     def matches(self, expected: Quantity, tolerance: Fraction = Fraction(0)) -> bool:
-        """Return True for the same amount: 50 % is 0.5, and it is the 50 of a question for per
-        cent.
+        """Return True for the same amount: 50 % equals the number 0.5, and the number 50 as the
+        answer to a question for per cent.
         """
         candidates = {self.value}
         if self.percent != expected.percent:
