@@ -26,7 +26,7 @@ from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import VolunteerSummary
 from coordinator.database.volunteers import VolunteerRow
 from coordinator.rate_limit import PerMinute
-from coordinator.rules import codes, networks, nicknames
+from coordinator.rules import networks, nicknames, secret_codes
 from coordinator.rules import reports as machines
 from coordinator.signals import Signals
 from coordinator.ttl_cache import REST, KeyedCache
@@ -158,7 +158,7 @@ class Volunteers:
 
         Raises BadRequest for an invalid id, InvalidName for a nickname that is not available.
         """
-        codes.check_id("volunteer", volunteer)
+        secret_codes.check_id("volunteer", volunteer)
         if nickname:
             await self._db.read(lambda conn: registration.free_name(conn, volunteer, nickname))
         return self._entrance.challenge(volunteer)
@@ -233,8 +233,8 @@ class Volunteers:
         invalid.
         """
         now = self._clock.now()
-        code, until = codes.new_code(codes.LINK_CHARS), now + LINK_S
-        volunteer_id, hashed = principal.volunteer_id, codes.code_hash(code)
+        code, until = secret_codes.new_code(secret_codes.LINK_CHARS), now + LINK_S
+        volunteer_id, hashed = principal.volunteer_id, secret_codes.code_hash(code)
         await self._db.write(
             lambda conn: code_rows.add_link(conn, volunteer_id, hashed, until, now)
         )
@@ -466,8 +466,8 @@ class Volunteers:
         Banned for an account that is not active.
         """
         now = self._clock.now()
-        code, until = codes.new_code(codes.INVITE_CHARS), now + REISSUE_S
-        hashed = codes.code_hash(code)
+        code, until = secret_codes.new_code(secret_codes.INVITE_CHARS), now + REISSUE_S
+        hashed = secret_codes.code_hash(code)
 
         def change(conn: Connection) -> NewCode:
             row = _find(conn, who)
@@ -552,7 +552,7 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
         raise _gone()
     if row.state == "forgotten":
         return row.nickname
-    name = nicknames.pseudonym(codes.new_code(8).replace("-", "").lower())
+    name = nicknames.pseudonym(secret_codes.new_code(8).replace("-", "").lower())
     store.forget(conn, row.id, name, nicknames.skeleton(name), now)
     member_rows.forget(conn, row.id, now)
     record.append(conn, actor, "volunteer.forget", row.id, "", now)

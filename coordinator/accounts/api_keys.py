@@ -15,7 +15,7 @@ from coordinator.database import volunteers as store
 from coordinator.database.inference import api_key_rows, request_rows
 from coordinator.database.inference.api_key_rows import KeyRow
 from coordinator.database.ledger import gifts, payments
-from coordinator.rules import codes, nicknames
+from coordinator.rules import nicknames, secret_codes
 from coordinator.rules.reports import line
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound, TooManyRequests, Unauthorized
@@ -174,7 +174,7 @@ class ApiKeys:
         Raises NotFound, BadRequest, Forbidden for a suspended giver, too little credit or a spent
         daily cap, TooManyRequests, Conflict for a used id.
         """
-        codes.check_id("gift", request.id)
+        secret_codes.check_id("gift", request.id)
         now, to = self._clock.now(), nicknames.skeleton(request.to[:256])
 
         def move(conn: Connection) -> Given:

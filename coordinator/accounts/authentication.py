@@ -17,7 +17,7 @@ import msgspec
 from coordinator.accounts import registration
 from coordinator.database import key_values
 from coordinator.database import volunteers as store
-from coordinator.rules import codes
+from coordinator.rules import secret_codes
 from coordinator.ttl_cache import CachedValue
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Tokens:
 
     async def principal(self, worker_id: str, secret: str) -> Principal:
         """Return the worker with this secret. Raises Unauthorized or Banned."""
-        codes.check_credentials(worker_id, secret)
+        secret_codes.check_credentials(worker_id, secret)
         header = f"Bearer {worker_id}.{secret}".encode()
         stamp = await self._stamp.get()  # read before the account: a later change has another stamp
         if (remembered := self.recall(header)) is not None:

@@ -9,7 +9,7 @@ import msgspec
 
 from coordinator.database import invite_rows as store
 from coordinator.database import key_values, record
-from coordinator.rules import codes, nicknames, reports
+from coordinator.rules import nicknames, reports, secret_codes
 from shared.errors import BadRequest, Forbidden
 from shared.units import DAY_S
 
@@ -80,8 +80,8 @@ class Invites:
         _check(labels, bool(names), uses, expires_s)
         now = self._clock.now()
         until = None if expires_s is None else now + expires_s
-        codes_made = [(label, codes.new_code(codes.INVITE_CHARS)) for label in labels]
-        hashes = {codes.code_hash(code): label for label, code in codes_made}
+        codes_made = [(label, secret_codes.new_code(secret_codes.INVITE_CHARS)) for label in labels]
+        hashes = {secret_codes.code_hash(code): label for label, code in codes_made}
         numbers = await self._db.write(lambda conn: self._add(conn, hashes, uses, now, until))
         return tuple(
             NewCode(id=number, label=label, code=code, expires_at=until)
@@ -98,15 +98,17 @@ class Invites:
 
         def find_or_add(conn: Connection) -> ServerInvite:
             number = int(key_values.locked(conn, key_values.INVITE) or 0)
-            code = codes.derived(key.secret(f"invite {number}"), codes.INVITE_CHARS)
+            code = secret_codes.derived(key.secret(f"invite {number}"), secret_codes.INVITE_CHARS)
             try:
-                row = store.usable(conn, codes.code_hash(code), now)
+                row = store.usable(conn, secret_codes.code_hash(code), now)
             except Forbidden:
                 number += 1
-                code = codes.derived(key.secret(f"invite {number}"), codes.INVITE_CHARS)
-                self._add(conn, {codes.code_hash(code): ""}, uses, now, now + expires_s)
+                code = secret_codes.derived(
+                    key.secret(f"invite {number}"), secret_codes.INVITE_CHARS
+                )
+                self._add(conn, {secret_codes.code_hash(code): ""}, uses, now, now + expires_s)
                 key_values.put(conn, key_values.INVITE, str(number))
-                row = store.usable(conn, codes.code_hash(code), now)
+                row = store.usable(conn, secret_codes.code_hash(code), now)
             return ServerInvite(code=code, uses_left=row.uses_left, expires_at=row.expires_at)
 
         return await self._db.write(find_or_add)

@@ -16,7 +16,7 @@ from coordinator.database import record, runs
 from coordinator.database import volunteers as store
 from coordinator.database.invite_rows import CodeRow
 from coordinator.database.volunteers import Credentials, VolunteerRow, WorkerRow
-from coordinator.rules import codes, networks, nicknames, reports, run_file
+from coordinator.rules import networks, nicknames, reports, run_file, secret_codes
 from coordinator.rules.standing import PROBATION_MACHINES
 from shared.errors import (
     BadRequest,
@@ -61,9 +61,9 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
 
 def check(request: RegisterRequest) -> None:
     """Check a registration as far as that needs no database. Raises BadRequest, UpgradeRequired."""
-    codes.check_id("volunteer_id", request.volunteer_id)
-    codes.check_id("worker_id", request.worker_id)
-    codes.check_secret(request.secret)
+    secret_codes.check_id("volunteer_id", request.volunteer_id)
+    secret_codes.check_id("worker_id", request.worker_id)
+    secret_codes.check_secret(request.secret)
     if request.protocol < PROTOCOL_MIN:
         raise UpgradeRequired()
     if len(request.accepts) > ACCEPTS_MAX:
@@ -99,7 +99,7 @@ def _admit(
     """
     code = None
     if request.code:
-        code = code_rows.usable(conn, codes.code_hash(request.code), now)
+        code = code_rows.usable(conn, secret_codes.code_hash(request.code), now)
     elif admission.invite_only:
         raise InvalidCode(
             "this coordinator is by invitation only: ask the organiser for a join link"
@@ -131,7 +131,7 @@ def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
     if account is None or account.state == "forgotten":
         raise InvalidCode("the account of this code is gone")
     if account.state == "banned":
-        raise Banned(codes.BANNED)
+        raise Banned(secret_codes.BANNED)
     most = MACHINES_MAX if account.standing == "vetted" else PROBATION_MACHINES
     if store.live_machines(conn, account.id) >= most:
         raise Forbidden(_no_room(most))
@@ -212,7 +212,7 @@ def _machine(request: RegisterRequest, volunteer_id: str, now: float) -> WorkerR
     return WorkerRow(
         id=request.worker_id,
         volunteer_id=volunteer_id,
-        secret_hash=codes.secret_hash(request.secret),
+        secret_hash=secret_codes.secret_hash(request.secret),
         benchmark="[]",
         step_flops=0.0,
         state="online",
@@ -253,14 +253,14 @@ def authorise(credentials: Credentials | None, secret: str) -> Credentials:
     """Return the credentials if the secret is right. Raises Unauthorized, or Banned for a banned or
     forgotten account. The check takes equally long for an unknown worker.
     """
-    secret_hash = credentials.secret_hash if credentials else codes.secret_hash("")
-    is_right = codes.same(codes.secret_hash(secret), secret_hash)
+    secret_hash = credentials.secret_hash if credentials else secret_codes.secret_hash("")
+    is_right = secret_codes.same(secret_codes.secret_hash(secret), secret_hash)
     if credentials is None or not is_right:
-        raise Unauthorized(codes.WRONG_SECRET)
+        raise Unauthorized(secret_codes.WRONG_SECRET)
     if credentials.revoked:
-        raise Unauthorized(codes.REVOKED)
+        raise Unauthorized(secret_codes.REVOKED)
     if credentials.state != "active":
-        raise Banned(codes.BANNED)
+        raise Banned(secret_codes.BANNED)
     return credentials
 
 

@@ -22,8 +22,8 @@ from coordinator.database.standings import CostOfChecks
 from coordinator.database.statistics import VolunteerSummary
 from coordinator.experience.rollouts import newest
 from coordinator.merging.rollback_proposal import Proposal, proposal
-from coordinator.rules.drift import described
 from coordinator.rules.machine_time import MachineTime
+from coordinator.rules.provable_length import described
 from coordinator.rules.run_file import StopSettings, parse
 from coordinator.runs.definition import definition
 from coordinator.runs.example import example, example_dataset

@@ -32,7 +32,7 @@ from coordinator.database.recomputes import RecomputeRow, StoredCase
 from coordinator.database.runs import RunRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import audits as rules
-from coordinator.rules import likeness as bounds
+from coordinator.rules import recompute_result as bounds
 from coordinator.rules.draws import Likeness, Redone, Result
 from coordinator.rules.validation import SUSPENDED, Judgement
 from coordinator.runs.definition import definition

@@ -15,7 +15,7 @@ from coordinator.database.recomputes import StoredCase
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.rules import draws as rules
-from coordinator.rules.sizing import StepsAndTokens
+from coordinator.rules.task_size import StepsAndTokens
 from coordinator.runs.definition import definition
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data

@@ -21,10 +21,10 @@ from coordinator.compute import Compute, Stop
 from coordinator.database import runs
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.draws import RECOMPUTE_FLOPS_MAX, precision_of
-from coordinator.rules.drift import DRIFT_SOUGHT, DriftPoint, ProvableLength, is_due
-from coordinator.rules.likeness import NUDGES
+from coordinator.rules.provable_length import DRIFT_SOUGHT, DriftPoint, ProvableLength, is_due
+from coordinator.rules.recompute_result import NUDGES
 from coordinator.rules.run_file import SIZED_STEPS
-from coordinator.rules.sizing import steps_that_learn
+from coordinator.rules.task_size import steps_that_learn
 from coordinator.runs.definition import definition
 from shared.errors import VolunteerError
 from shared.workloads.data.local_data import LocalData

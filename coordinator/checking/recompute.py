@@ -34,7 +34,7 @@ from coordinator.database.runs import RunRow
 from coordinator.merging.lease_keeper import LeaseKeeper
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import draws as rules
-from coordinator.rules import likeness, refusals
+from coordinator.rules import recompute_result, refusals
 from coordinator.rules.draws import ComputeDevice, Redone, Result
 from shared.decoding import decode
 from shared.errors import InvalidRunFile, Unavailable, VolunteerError
@@ -232,11 +232,11 @@ class Recomputes(PlatformService):
 
         contribution = await self._db.write(count)
         precision = rules.precision_of(case.job.train.precision, on.kind)
-        result = likeness.judge(figures, precision, comparable=case.comparable(on))
+        result = recompute_result.judge(figures, precision, comparable=case.comparable(on))
         loss = contribution.loss_last
         if result == "passed" and not refusals.repeats(row.refusal, loss, figures.loss):
             result = "unproven"  # the update is right, and the reported loss is not
-        share = likeness.share(figures, precision, comparable=case.comparable(on))
+        share = recompute_result.share(figures, precision, comparable=case.comparable(on))
         sentence = _sentence(result, figures, case.device, on)
         await self._end(row, result, sentence, figures, share)
 
@@ -258,7 +258,9 @@ class Recomputes(PlatformService):
             # read again, since an audit may have been answered meanwhile
             recompute = recomputes.get(conn, row.contribution_id, lock=True)
             # its training diverges or drifts: the task proves nothing, whoever did it
-            if result == "unproven" and (figures is None or likeness.drifts_too_far(figures)):
+            if result == "unproven" and (
+                figures is None or recompute_result.drifts_too_far(figures)
+            ):
                 ended = _without_verdict(conn, row, messages, now)
             else:
                 ended = settle(conn, row, result, messages, now, share)
@@ -299,7 +301,7 @@ def _sentence(result: Result, comparison: Redone, device: str, on: ComputeDevice
     if comparison.drift is not None:
         figures += f", drift {comparison.drift:.4f}"
     where = f"{on.kind} ({on.model})" if on.model else on.kind
-    if result == "unproven" and likeness.drifts_too_far(comparison):
+    if result == "unproven" and recompute_result.drifts_too_far(comparison):
         return f"{figures}: the task is too long to prove anything"
     if result == "unproven":
         return f"{figures}: computed on {device}, which {where} cannot be compared with"

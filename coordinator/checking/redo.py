@@ -22,7 +22,7 @@ from coordinator.rules.draws import (
     device_kind,
     precision_of,
 )
-from coordinator.rules.likeness import NUDGES, bound, difference, within
+from coordinator.rules.recompute_result import NUDGES, bound, difference, within
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from shared.errors import Configuration, InvalidRunFile, StorageFull, Unavailable

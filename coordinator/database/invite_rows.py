@@ -1,4 +1,4 @@
-"""Invites and link codes. The table holds only their hashes (see coordinator/rules/codes.py)."""
+"""Invites and link codes. The table holds only their hashes (see coordinator/rules/secret_codes.py)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tasks import TaskRow, rows_of
 from coordinator.rules.dispatch import Assignment
 from coordinator.rules.eligibility import Waiter
-from coordinator.rules.sizing import task_seed
+from coordinator.rules.task_size import task_seed
 from shared.errors import Conflict
 from shared.protocol.limits import RENEW_S
 

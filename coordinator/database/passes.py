@@ -20,7 +20,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import BESIDE
-from coordinator.rules.sizing import RunPace, TaskInWork
+from coordinator.rules.task_size import RunPace, TaskInWork
 from shared.errors import NotFound
 
 LATELY = 64  # newest tasks whose times give the medians

@@ -27,8 +27,8 @@ from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.versions import versions
 from coordinator.database.tasks import ACCEPTED, UNCLAIMED, TaskRow, accept_all, holder, holders
-from coordinator.rules.sizing import first_part
 from coordinator.rules.standing import State
+from coordinator.rules.task_size import first_part
 from shared.errors import Conflict, NotFound
 from shared.protocol.contributions import SubmitRequest
 from shared.protocol.limits import RENEW_S

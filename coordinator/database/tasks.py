@@ -33,7 +33,7 @@ from coordinator.database.tables.versions import versions
 from coordinator.database.volunteers import takes_part
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.run_file import TaskSettings
-from coordinator.rules.sizing import episodes_bytes_max, upload_bytes_max
+from coordinator.rules.task_size import episodes_bytes_max, upload_bytes_max
 from shared.decoding import decode
 from shared.errors import Cancelled, Gone, Unavailable, UnknownTask, VolunteerError
 from shared.protocol.base import TaskState

@@ -25,7 +25,7 @@ from coordinator.database.runs import RunRow
 from coordinator.experience.harvest import OPPONENT, experience_of
 from coordinator.plan.plan import quorum_of
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules.sizing import task_seed
+from coordinator.rules.task_size import task_seed
 from coordinator.runs.definition import price_of_flops
 from coordinator.runs.queries import RunQueries
 from coordinator.scheduling import lease_message

@@ -20,7 +20,7 @@ import structlog
 
 from coordinator.accounts import suspension
 from coordinator.database.ledger import answer_pay
-from coordinator.rules.likeness import DRAWN_SHARE
+from coordinator.rules.recompute_result import DRAWN_SHARE
 from shared.errors import NotFound, Unavailable, VolunteerError
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ from coordinator.merging.recipe import MergeRecipe, MergeTerms
 from coordinator.merging.shard_jobs import NO_FILES, TOPIC, Parts, SpentFiles, VersionDraft
 from coordinator.plan.plan_checks import BATCH_MAX
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules.sizing import cooling
+from coordinator.rules.task_size import cooling
 from coordinator.runs import publishing, settlement
 from coordinator.runs.definition import definition
 from coordinator.runs.run_ends import budget_spent

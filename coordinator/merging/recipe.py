@@ -23,8 +23,8 @@ from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.plan.merge_weights import Term, weigh
 from coordinator.plan.plan_tables import Plan
-from coordinator.rules.sizing import steps_of_update
-from coordinator.rules.voices import MemberVoice, Voice, member_shares, shares
+from coordinator.rules.merge_shares import MemberVoice, Voice, member_shares, shares
+from coordinator.rules.task_size import steps_of_update
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import TrainingProgress
 from shared.decoding import decode
@@ -117,7 +117,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> list[float]:
-        """Return the weights of the contributions, within the limits of `rules/voices`: their work
+        """Return the weights of the contributions, within the limits of `rules/merge_shares`: their work
         times their weight by staleness, or by the samples of members.
         """
         update = self.plan.update

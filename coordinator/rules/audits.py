@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from coordinator.rules.draws import HERE, Likeness, Redone
-from coordinator.rules.likeness import LOOSE, bound, difference, raw_difference
+from coordinator.rules.recompute_result import LOOSE, bound, difference, raw_difference
 
 AUDIT: Final = "audit"  # kind of the tasks in which a volunteer repeats another's task
 OPEN_MAX = 16  # audits offered at once

@@ -28,7 +28,7 @@ from coordinator.rules.eligibility import (
 )
 from coordinator.rules.lease_times import finish_beside_in_s, finish_in_s
 from coordinator.rules.placement import NOBODY, DeviceBench, Placement
-from coordinator.rules.sizing import (
+from coordinator.rules.task_size import (
     Run,
     keeps_step,
     price_micro,

@@ -8,7 +8,7 @@ import msgspec
 
 from coordinator.rules.audits import Auditor, WaitingAudit
 from coordinator.rules.codec_choice import choose_codec
-from coordinator.rules.sizing import Run, clamped
+from coordinator.rules.task_size import Run, clamped
 from shared.protocol.limits import holds, memory_on
 
 

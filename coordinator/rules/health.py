@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from coordinator.rules.overview import Level, Overview, ReplicaLine, RunLine, Trouble
-from coordinator.rules.standstill import HANDLING
+from coordinator.rules.standstill_causes import HANDLING
 from shared.protocol.base import Cause
 from shared.text import counted, duration
 from shared.units import HOUR_S

@@ -8,7 +8,7 @@ floor.
 
 from __future__ import annotations
 
-from coordinator.rules.sizing import OPTIMISM, Run, estimate_s, work_of
+from coordinator.rules.task_size import OPTIMISM, Run, estimate_s, work_of
 from shared.units import DAY_S
 
 LEASE_MAX_S = DAY_S

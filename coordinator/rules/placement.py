@@ -14,7 +14,7 @@ import msgspec
 
 from coordinator.rules.eligibility import Todo, Waiter, may_work_for, misfit, speed, takes_kind
 from coordinator.rules.lease_times import task_s
-from coordinator.rules.sizing import Run
+from coordinator.rules.task_size import Run
 
 WORTH_WAITING = 2.0  # a task is left to a machine that would finish it this many times sooner
 PATIENCE_S = 600.0  # longest time that a task is left to others

@@ -16,7 +16,7 @@ from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS, TASKS
 from coordinator.rules import run_file
 from coordinator.rules.run_file import RunFile
-from coordinator.rules.sizing import StepsAndTokens, share_done, total_steps
+from coordinator.rules.task_size import StepsAndTokens, share_done, total_steps
 from shared.errors import InvalidRunFile
 from shared.programs.machine_limits import free_memory_bytes
 from shared.proofs.signing import canonical, digest

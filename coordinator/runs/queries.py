@@ -31,9 +31,9 @@ from coordinator.rules.advice import (
     too_large,
     unsteady,
 )
-from coordinator.rules.drift import bounded
 from coordinator.rules.machine_time import MachineSeconds, MachineTime
-from coordinator.rules.sizing import memory_bytes
+from coordinator.rules.provable_length import bounded
+from coordinator.rules.task_size import memory_bytes
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.member_figures import MemberFigures, figures
 from coordinator.runs.standstills import Standstills, ThisServer

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from coordinator.database import runs
 from coordinator.database.members import member_rows
 from coordinator.database.monitoring import run_facts
-from coordinator.rules.sizing import memory_bytes
-from coordinator.rules.standstill import PauseFacts, RunFacts, standstill
+from coordinator.rules.standstill_causes import PauseFacts, RunFacts, standstill
+from coordinator.rules.task_size import memory_bytes
 from coordinator.runs.definition import definition
 from coordinator.ttl_cache import CachedValue
 from shared.errors import VolunteerError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.rules.sizing import StepsAndTokens
+from coordinator.rules.task_size import StepsAndTokens
 from coordinator.runs.definition import Definition, definition
 from shared.decoding import decode
 from shared.proofs.signing import SigningKey, canonical

@@ -24,7 +24,7 @@ from coordinator.database.claim_rows import Abilities, ClaimView, Rights, StateL
 from coordinator.database.leases import NewLease
 from coordinator.database.members import member_rows
 from coordinator.database.tasks import TaskRow
-from coordinator.rules import codes
+from coordinator.rules import secret_codes
 from coordinator.rules.audits import AUDIT, AccountMarks, Auditor
 from coordinator.rules.dispatch import (
     Assignment,
@@ -37,9 +37,9 @@ from coordinator.rules.dispatch import (
 from coordinator.rules.draws import FLOOR, device_kind
 from coordinator.rules.eligibility import Todo, Waiter
 from coordinator.rules.placement import Machines
-from coordinator.rules.sizing import Run, RunPace, StepsAndTokens, round_in_work, work_of
 from coordinator.rules.standing import PROBATION_LEASES
-from coordinator.rules.standstill import PauseFacts, RunFacts, standstill
+from coordinator.rules.standstill_causes import PauseFacts, RunFacts, standstill
+from coordinator.rules.task_size import Run, RunPace, StepsAndTokens, round_in_work, work_of
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import JobBase, Spec
 from coordinator.traffic import Durations
@@ -433,7 +433,11 @@ def _entitled(
     for waiter in waiters:
         account = rights.get(waiter.worker_id)
         if account is not None and (account.banned or account.revoked):
-            error = Unauthorized(codes.REVOKED) if account.revoked else Banned(codes.BANNED)
+            error = (
+                Unauthorized(secret_codes.REVOKED)
+                if account.revoked
+                else Banned(secret_codes.BANNED)
+            )
             served.shut_out[waiter.claim_id] = error
         elif account is not None and (refusal := _no_right(account, now, contact)) is not None:
             served.refusals[waiter.claim_id] = refusal

@@ -16,7 +16,7 @@ from coordinator.rules import run_file
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.codec_choice import choose_codec
 from coordinator.rules.run_file import RunFile
-from coordinator.rules.sizing import (
+from coordinator.rules.task_size import (
     Run,
     RunPace,
     StepsAndTokens,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from coordinator.rules.sizing import steps_that_learn
+from coordinator.rules.task_size import steps_that_learn
 from coordinator.simulate.machine import State
 from coordinator.simulate.scenario import Scenario
 

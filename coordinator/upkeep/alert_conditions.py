@@ -4,7 +4,7 @@ failed check   a recompute proved that work was made up
 refusals       a third of the newest contributions were refused
 sybil wave     many strangers registered within minutes
 rollback       a fifth of a version came from accounts suspended since
-standstill     a run does not go on; see rules/standstill.py
+standstill     a run does not go on; see rules/standstill_causes.py
 disk           free space is low: soon nothing new is accepted
 read only      nothing new is accepted: too little is free, or a disk cannot be written
 errors         requests are answered with 5xx
@@ -32,7 +32,7 @@ from coordinator.database import key_values, runs, standings
 from coordinator.database.monitoring import replicas
 from coordinator.merging import rollback_proposal
 from coordinator.rules.health import SILENT_S, STOPPED_S, AlertKind
-from coordinator.rules.standstill import HANDLING, span
+from coordinator.rules.standstill_causes import HANDLING, span
 from coordinator.upkeep.store_mark import TAKE_OVER
 from shared.errors import VolunteerError, why
 from shared.network.links import is_loopback

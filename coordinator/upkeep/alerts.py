@@ -21,7 +21,7 @@ import structlog
 
 from coordinator.database import key_values
 from coordinator.rules.health import AlertKind, StandingAlert
-from coordinator.rules.standstill import span
+from coordinator.rules.standstill_causes import span
 from coordinator.upkeep.alert_conditions import (
     LOCAL_KINDS,
     Condition,

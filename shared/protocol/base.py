@@ -49,7 +49,7 @@ class Reason(StrEnum):
 
 
 class Cause(StrEnum):
-    """Cause of a run's standstill; see coordinator/rules/standstill.py."""
+    """Cause of a run's standstill; see coordinator/rules/standstill_causes.py."""
 
     PAUSED = "paused"  # by its organiser
     AT_FAULT = "at_fault"  # it paused itself

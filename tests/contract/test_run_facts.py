@@ -11,7 +11,7 @@ from coordinator.database import volunteers as accounts
 from coordinator.database.engine.open_database import Database
 from coordinator.database.monitoring import run_facts
 from coordinator.database.tables.tasks import failures, tasks
-from coordinator.rules.standstill import OutcomeFacts
+from coordinator.rules.standstill_causes import OutcomeFacts
 from tests.support.account_rows import add_contribution, add_run, add_task
 from tests.support.run_rows import add_worker
 

@@ -16,7 +16,7 @@ from coordinator.database.tables.merges import merges
 from coordinator.platform import Platform
 from coordinator.rules import health
 from coordinator.rules.overview import Level, ReplicaFigures
-from coordinator.rules.standstill import HANDLING
+from coordinator.rules.standstill_causes import HANDLING
 from coordinator.upkeep.alerts import REPEAT_S, UNSEEN_S, Alert, Alerts
 from shared.protocol.base import Cause
 from shared.units import DAY_S

@@ -20,7 +20,7 @@ from coordinator.rules.audits import AUDIT
 from coordinator.rules.dispatch import Assignment
 from coordinator.rules.eligibility import Waiter
 from coordinator.rules.run_file import TaskSettings
-from coordinator.rules.sizing import episodes_bytes_max, task_seed, upload_bytes_max
+from coordinator.rules.task_size import episodes_bytes_max, task_seed, upload_bytes_max
 from shared.errors import Cancelled, Conflict, Gone, NotFound, Unavailable, VolunteerError
 from shared.protocol.limits import AUDIT_BYTES, RENEW_S
 from tests.support.run_rows import add_contribution, add_run, add_version, add_worker

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from coordinator.rules import draws, likeness, standing
+from coordinator.rules import draws, recompute_result, standing
 from coordinator.rules.audits import PAY_PER_AUDIT
 from coordinator.rules.draws import Redone, Result
 from tests.support.trust_books import Account, Books, Draw
@@ -289,7 +289,7 @@ class Life:
             "no draw is open": lambda: not account.is_open,
             "rarely drawn": lambda: account.chance(price) < x,
             "vetted": lambda: account.vetted,
-            "a verdict is out of reach": lambda: self.drift > likeness.DRIFT_MAX,
+            "a verdict is out of reach": lambda: self.drift > recompute_result.DRIFT_MAX,
         }
         return bool(holds[when]())
 
@@ -354,7 +354,7 @@ class Life:
         self.serving = None
         if number not in self.books.open:
             return True
-        if number in self.faked and likeness.drifts_too_far(self._redone(number)):
+        if number in self.faked and recompute_result.drifts_too_far(self._redone(number)):
             self._end_without_verdict(number)
         else:
             self._settle(number, self._judged(number), self._share(number), computed=True)
@@ -373,12 +373,12 @@ class Life:
     def _judged(self, number: int) -> Result:
         if number not in self.faked:
             return "passed"
-        return likeness.judge(self._redone(number), comparable=self.policy.compared)
+        return recompute_result.judge(self._redone(number), comparable=self.policy.compared)
 
     def _share(self, number: int) -> float:
         if number not in self.faked:
             return 1.0
-        return likeness.share(self._redone(number), comparable=self.policy.compared)
+        return recompute_result.share(self._redone(number), comparable=self.policy.compared)
 
     def _end_without_verdict(self, number: int) -> None:
         """End a draw of a task that drifts too far; later tasks are half as long."""

@@ -21,8 +21,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
-from coordinator.rules.likeness import NUDGES
-from coordinator.rules.sizing import pass_seed
+from coordinator.rules.recompute_result import NUDGES
+from coordinator.rules.task_size import pass_seed
 from shared.workloads.base import Data, Job, TrainSettings, Work, load
 from tests.experiments.exp_learning import TINY
 from tests.experiments.learning import corpus, local

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.rules.draws import Redone
-from coordinator.rules.likeness import DRIFT_TIMES, LOOSE, TIGHT, judge, within
+from coordinator.rules.recompute_result import DRIFT_TIMES, LOOSE, TIGHT, judge, within
 
 Rows = Mapping[str, Mapping[str, Any]]
 KINDS = {

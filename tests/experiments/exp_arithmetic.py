@@ -22,8 +22,8 @@ from safetensors.numpy import load_file, save_file
 
 from coordinator.checking.redo import _parameter_likeness
 from coordinator.rules.draws import Redone
-from coordinator.rules.likeness import difference as apart
-from coordinator.rules.likeness import raw_difference
+from coordinator.rules.recompute_result import difference as apart
+from coordinator.rules.recompute_result import raw_difference
 from shared.tensors.codec import CODECS, codec
 from shared.tensors.update import Delta
 from shared.workloads.base import Job

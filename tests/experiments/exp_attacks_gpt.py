@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coordinator.rules.sizing import pass_seed
+from coordinator.rules.task_size import pass_seed
 from coordinator.simulate.simulation import Dataset
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Job, TrainSettings

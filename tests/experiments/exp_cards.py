@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from coordinator.rules.likeness import judge, share
+from coordinator.rules.recompute_result import judge, share
 from tests.experiments.arithmetic import CARDS, NARROW, REFERENCE, SUBJECTS, subject
 from tests.experiments.arithmetic_report import redone
 from tests.experiments.cells import Row, arguments, work_off

@@ -17,11 +17,11 @@ from coordinator.aggregation.cohort import NotFinite
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules import draws as rules
-from coordinator.rules import likeness, standing, validation
+from coordinator.rules import recompute_result, standing, validation
 from coordinator.rules.draws import Redone
+from coordinator.rules.merge_shares import Voice, shares
 from coordinator.rules.run_file import ValidationSettings
 from coordinator.rules.validation import Evidence, judge, measure
-from coordinator.rules.voices import Voice, shares
 from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitRequest
 from shared.tensors.codec import codec
@@ -324,7 +324,7 @@ class Arena:
         sizes = float(np.linalg.norm(ours)), float(np.linalg.norm(theirs))
         cosine = float(ours @ theirs) / max(1e-30, sizes[0] * sizes[1])
         found = Redone(cosine=cosine, norm_ratio=sizes[1] / max(1e-30, sizes[0]))
-        return likeness.judge(found, comparable=self._cell.comparable)
+        return recompute_result.judge(found, comparable=self._cell.comparable)
 
     def _settle(self, account: Account, result: rules.Result) -> None:
         account.state = standing.after_draw(account.state, result)

@@ -14,7 +14,7 @@ from coordinator.checking import drifts
 from coordinator.checking.case import Case
 from coordinator.checking.drifts import measure_drift
 from coordinator.compute import Stop
-from coordinator.rules.drift import DriftPoint
+from coordinator.rules.provable_length import DriftPoint
 from shared.workloads.data.local_data import LocalData
 
 _POINTS: dict[bytes, tuple[DriftPoint, ...]] = {}

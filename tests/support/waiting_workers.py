@@ -8,7 +8,7 @@ from coordinator.rules.dispatch import DispatchResult, Holding, Load, OpenTasks,
 from coordinator.rules.eligibility import Todo, Waiter
 from coordinator.rules.placement import NOBODY, DeviceBench
 from coordinator.rules.run_file import TaskSettings
-from coordinator.rules.sizing import Run
+from coordinator.rules.task_size import Run
 
 
 def run_of(id: int = 1, **values: Any) -> Run:

@@ -28,7 +28,7 @@ from coordinator.database.ledger.postings import MINT, SYSTEM, EventDraft, Move,
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.inference import answer_stakes, answerers, api_keys, usage
 from coordinator.rules.draws import chance
-from coordinator.rules.likeness import DRAWN_SHARE, is_of_model, is_other_model
+from coordinator.rules.recompute_result import DRAWN_SHARE, is_of_model, is_other_model
 
 TALLY_MAX = 1024  # compared tokens of an account above which the tally is halved
 

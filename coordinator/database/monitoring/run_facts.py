@@ -1,4 +1,4 @@
-"""Facts about open runs from which a standstill follows; see rules/standstill.py.
+"""Facts about open runs from which a standstill follows; see rules/standstill_causes.py.
 
 Only the newest rows of growing tables are read, so that the cost is the same after 50,000 versions.
 """
@@ -24,7 +24,7 @@ from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.trust import recomputes
 from coordinator.database.volunteers import takes_part, worker_state
 from coordinator.rules.health import SILENT_S
-from coordinator.rules.standstill import (
+from coordinator.rules.standstill_causes import (
     BARREN_MIN,
     RECENT_S,
     EpisodeFacts,

@@ -26,8 +26,8 @@ from coordinator.checking.redo import RecomputeFiles, Workbench, redo, update_of
 from coordinator.database import runs
 from coordinator.demo.runs import demo_run
 from coordinator.rules.draws import Redone
-from coordinator.rules.drift import DRIFT_SOUGHT, EXTRAPOLATED
-from coordinator.rules.likeness import DRIFT_MAX, judge, share
+from coordinator.rules.provable_length import DRIFT_SOUGHT, EXTRAPOLATED
+from coordinator.rules.recompute_result import DRIFT_MAX, judge, share
 from coordinator.runs.definition import definition
 from shared.tensors.codec import codec
 from shared.tensors.slices import ArrayReader

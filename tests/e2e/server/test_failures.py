@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from coordinator.database.monitoring import replicas
 from coordinator.rules import health
 from coordinator.rules.overview import ReplicaFigures
-from coordinator.rules.standstill import HANDLING
+from coordinator.rules.standstill_causes import HANDLING
 from coordinator.runs import standstills
 from coordinator.upkeep.alerts import Alert
 from shared.errors import Unavailable

@@ -23,7 +23,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.experience import chunks
 from coordinator.rules.overview import ReplicaFigures
 from coordinator.rules.standing import REST_MAX_S
-from coordinator.rules.standstill import HANDLING
+from coordinator.rules.standstill_causes import HANDLING
 from coordinator.services import opened
 from coordinator.top.tables import lines
 from shared.protocol.base import Cause, Reason

@@ -21,7 +21,7 @@ from coordinator.database.tables.runs import runs as runs_table
 from coordinator.database.tables.trust import recomputes as recomputes_table
 from coordinator.database.tables.versions import evaluations
 from coordinator.rules.draws import CHECKER_TRIES_MAX, HERE, ComputeDevice, Redone
-from coordinator.rules.likeness import DRIFT_MAX
+from coordinator.rules.recompute_result import DRIFT_MAX
 from coordinator.rules.refusals import OPEN_OF_RUN
 from shared import decoding
 from shared.protocol.base import Reason

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from coordinator.checking import redo as module
 from coordinator.checking.redo import RecomputeFiles, redo
 from coordinator.rules.draws import Redone
-from coordinator.rules.likeness import judge
+from coordinator.rules.recompute_result import judge
 from shared.errors import Unavailable
 from shared.tensors.codec import codec
 from shared.tensors.spec import TensorSpec

@@ -17,7 +17,7 @@ import torch
 from coordinator.checking.case import Case
 from coordinator.checking.redo import RecomputeFiles, Workbench, redo, result_of
 from coordinator.database.runs import UNSTARTED, RunRow
-from coordinator.rules import likeness, refusals, run_file, validation
+from coordinator.rules import recompute_result, refusals, run_file, validation
 from coordinator.rules.draws import Result
 from coordinator.rules.validation import Evidence, Judgement
 from coordinator.runs.definition import definition
@@ -147,8 +147,8 @@ def redone(task: Task, refusal: str) -> Result:
     """Return the result of doing a task again."""
     figures = redo(lambda: False, task.case, task.files, task.data)
     precision = task.case.job.train.precision
-    result = likeness.judge(figures, precision, comparable=True)
-    assert likeness.share(figures, precision, comparable=True) == 1.0
+    result = recompute_result.judge(figures, precision, comparable=True)
+    assert recompute_result.share(figures, precision, comparable=True) == 1.0
     right = refusals.repeats(refusal, task.loss, figures.loss)
     return "unproven" if result == "passed" and not right else result
 

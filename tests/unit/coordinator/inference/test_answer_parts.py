@@ -12,7 +12,7 @@ from coordinator.accounts.authentication import Principal
 from coordinator.database.inference.request_rows import shares
 from coordinator.inference import answerers
 from coordinator.inference.answerers import AnswerPart, SilentMachine, WaitingMachine
-from coordinator.rules.likeness import is_other_model
+from coordinator.rules.recompute_result import is_other_model
 from shared.protocol.inference import AnswerTask, AnswerTokens
 from shared.protocol.versions import SignedManifest
 

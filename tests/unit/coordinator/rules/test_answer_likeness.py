@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.rules.likeness import is_of_model, is_other_model
+from coordinator.rules.recompute_result import is_of_model, is_other_model
 
 
 @pytest.mark.parametrize(

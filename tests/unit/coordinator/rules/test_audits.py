@@ -19,7 +19,7 @@ from coordinator.rules.draws import (
     precision_of,
     unprovable,
 )
-from coordinator.rules.likeness import judge
+from coordinator.rules.recompute_result import judge
 from tests.support.examples import examples
 
 KINDS = st.sampled_from(["cpu", "cuda", "mps", "xpu"])

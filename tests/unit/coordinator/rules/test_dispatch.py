@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.rules.audits import AUDIT, AccountMarks, Auditor, WaitingAudit
 from coordinator.rules.dispatch import HALF_LIFE_S, Assignment, FairShares, Holding, Load
 from coordinator.rules.eligibility import Todo
-from coordinator.rules.sizing import Run, RunPace, task_seed
+from coordinator.rules.task_size import Run, RunPace, task_seed
 from shared.protocol.base import Reason
 from shared.workloads.base import load
 from tests.support.waiting_workers import ask, run_of, todo_of, waiter

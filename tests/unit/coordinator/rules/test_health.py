@@ -21,7 +21,7 @@ from coordinator.rules.overview import (
     RunLine,
     Trouble,
 )
-from coordinator.rules.standstill import HANDLING
+from coordinator.rules.standstill_causes import HANDLING
 from shared.protocol.base import Cause, Standstill
 from shared.units import DAY_S
 

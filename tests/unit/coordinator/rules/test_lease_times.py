@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from coordinator.rules.lease_times import LEASE_MAX_S, finish_beside_in_s, finish_in_s, task_s
-from coordinator.rules.sizing import RunPace
+from coordinator.rules.task_size import RunPace
 from tests.support.waiting_workers import run_of
 
 

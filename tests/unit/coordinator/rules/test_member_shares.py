@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rules.voices import MemberVoice, member_shares
+from coordinator.rules.merge_shares import MemberVoice, member_shares
 
 VOICES = st.lists(
     st.builds(

@@ -19,7 +19,7 @@ from coordinator.rules.placement import (
     PeerDevice,
     Placement,
 )
-from coordinator.rules.sizing import Run
+from coordinator.rules.task_size import Run
 from shared.protocol.base import Reason
 from tests.support.waiting_workers import ask, run_of, todo_of, waiter
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coordinator.cli.main import app
-from coordinator.rules import sizing
+from coordinator.rules import task_size
 from coordinator.simulate import loop
 from coordinator.simulate.prediction import Prediction, predict, prediction_text
 from coordinator.simulate.scenario import example, from_table, parse
@@ -301,7 +301,7 @@ def test_virtual_time_jumps_and_a_deadlock_is_an_error() -> None:
 def test_outer_momentum_steps_by_less_towards_the_end_of_a_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sizing, "LONG", 24)
+    monkeypatch.setattr(task_size, "LONG", 24)
     plan = {"preset": "diloco", "quorum": 2, "shards": 2}
     found: list[np.ndarray[Any, Any]] = []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coordinator.rules.sizing import first_part, parts_of
+from coordinator.rules.task_size import first_part, parts_of
 from tests.support.local_coordinator import RUN
 from tests.support.local_volunteer import local_machine
 from tests.support.workloads.tiny_gpt import job

@@ -1,4 +1,4 @@
-"""Sizing of work: samples, bytes and price of a task. No price depends on a worker's report."""
+"""Size of a task: samples, bytes and price. No price depends on a worker's report."""
 
 from __future__ import annotations
 

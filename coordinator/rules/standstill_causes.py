@@ -1,4 +1,4 @@
-"""Standstill of a run: the one answer to "why does this run not go on?", from facts.
+"""Causes of a standstill of a run: the one answer to "why does this run not go on?", from facts.
 
 Causes are tried in the order of `_CAUSES`: what the organiser decided, what stops the server, what
 goes wrong with the work, who is missing, what the run waits for. The first that holds is the answer

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rules.voices import PROBATION_MAX, SHARE_MAX, Voice, shares
+from coordinator.rules.merge_shares import PROBATION_MAX, SHARE_MAX, Voice, shares
 
 CUT = 1e-6  # limits that nearly contradict each other are approached in a thousand rounds
 VOICES = st.lists(

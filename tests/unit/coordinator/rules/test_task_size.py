@@ -13,7 +13,7 @@ from coordinator.plan.plan import plan
 from coordinator.rules import run_file
 from coordinator.rules.dispatch import Load
 from coordinator.rules.lease_times import LEASE_MAX_S, finish_in_s
-from coordinator.rules.sizing import (
+from coordinator.rules.task_size import (
     CLAMP,
     GAME_BYTES_MAX,
     UPLOAD_SLACK_BYTES,

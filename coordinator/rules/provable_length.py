@@ -1,8 +1,8 @@
-"""Drift of a task: how far its result moves when its base is changed slightly, by the steps done.
-Pure rules.
+"""Provable length of a task, by its drift: how far its result moves when its base is changed
+slightly, by the steps done. Pure rules.
 
 Tasks are as long as they can be proved: a recompute of a task whose drift exceeds `DRIFT_SOUGHT`
-hardly tells left-out work from honest work on other arithmetic, and above `likeness.DRIFT_MAX` it
+hardly tells left-out work from honest work on other arithmetic, and above `recompute_result.DRIFT_MAX` it
 proves nothing.
 """
 

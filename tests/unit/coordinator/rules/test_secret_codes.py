@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rules import codes
-from coordinator.rules.codes import ALPHABET, INVITE_CHARS, LINK_CHARS, code_hash, new_code
+from coordinator.rules import secret_codes
+from coordinator.rules.secret_codes import ALPHABET, INVITE_CHARS, LINK_CHARS, code_hash, new_code
 from shared.errors import BadRequest, Unauthorized
 from shared.network.links import JoinLink, format_link, parse_link
 
@@ -60,46 +60,46 @@ def test_damaged_credentials_are_refused_before_anything_is_looked_up(
     worker: str, secret: str
 ) -> None:
     with pytest.raises(Unauthorized):
-        codes.check_credentials(worker, secret)
+        secret_codes.check_credentials(worker, secret)
 
 
 def test_a_code_is_its_letters_in_groups_of_four() -> None:
     letters = iter(range(32))
     assert new_code(10, lambda below: next(letters) % below) == "0123-4567-89"
-    assert codes.derived(bytes([31, 32, 33, 95, 255]), 5) == "Z01Z-Z"
+    assert secret_codes.derived(bytes([31, 32, 33, 95, 255]), 5) == "Z01Z-Z"
 
 
 def test_stored_forms_are_the_sha256_of_what_is_meant() -> None:
-    assert codes.normal("7k3m-q2xp") == "7K3MQ2XP"
+    assert secret_codes.normal("7k3m-q2xp") == "7K3MQ2XP"
     assert code_hash("7k3m-q2xp") == sha256(b"7K3MQ2XP").hexdigest()
-    assert codes.secret_hash("ä\ud800") == sha256(b"\xc3\xa4\xed\xa0\x80").hexdigest()
+    assert secret_codes.secret_hash("ä\ud800") == sha256(b"\xc3\xa4\xed\xa0\x80").hexdigest()
     assert code_hash("7" * 64) == sha256(b"7" * 64).hexdigest()
-    assert codes.same("ab", "ab")
-    assert not codes.same("ab", "aB")
+    assert secret_codes.same("ab", "ab")
+    assert not secret_codes.same("ab", "aB")
 
 
 @pytest.mark.parametrize("value", ["a" * 16, "Z" * 64, "0-_aZ" * 4])
 def test_an_id_is_kept_as_it_was_made(value: str) -> None:
-    assert codes.check_id("claim_id", value) == value
+    assert secret_codes.check_id("claim_id", value) == value
 
 
 @pytest.mark.parametrize("value", ["a" * 15, "a" * 65, "a" * 16 + "\n", "ä" * 16, ""])
 def test_what_is_no_id_is_named(value: str) -> None:
     with pytest.raises(BadRequest) as error:
-        codes.check_id("claim_id", value)
+        secret_codes.check_id("claim_id", value)
     assert error.value.message == "claim_id must be 16 to 64 letters, digits, '-' or '_'"
 
 
 @pytest.mark.parametrize("secret", ["abcdefgh" * 4, "abcdefg-" * 32])
 def test_a_secret_of_eight_letters_or_more_is_kept(secret: str) -> None:
-    assert codes.check_secret(secret) == secret
-    codes.check_credentials("a" * 16, secret)
+    assert secret_codes.check_secret(secret) == secret
+    secret_codes.check_credentials("a" * 16, secret)
 
 
 @pytest.mark.parametrize("secret", ["abcdefg" * 5, "abcdefgh" * 4 + "!", "abcdefg", "ab" * 129])
 def test_a_secret_that_can_be_guessed_is_refused(secret: str) -> None:
     with pytest.raises(BadRequest) as error:
-        codes.check_secret(secret)
+        secret_codes.check_secret(secret)
     assert error.value.message == (
         "the secret must be 32 to 256 random letters, digits, '-' or '_'"
     )
@@ -110,5 +110,5 @@ def test_a_secret_that_can_be_guessed_is_refused(secret: str) -> None:
 )
 def test_either_half_of_damaged_credentials_is_enough(worker: str, secret: str) -> None:
     with pytest.raises(Unauthorized) as error:
-        codes.check_credentials(worker, secret)
+        secret_codes.check_credentials(worker, secret)
     assert error.value.message == "these credentials are damaged: join again with your link"

@@ -1,4 +1,4 @@
-"""Weights in a merge: no volunteer and no network decides alone, and newcomers count little.
+"""Shares in a merge: no volunteer and no network decides alone, and newcomers count little.
 
     one volunteer     at most a third, if more than three volunteers take part
     one network       at most a third, if more than three known networks take part

@@ -1,5 +1,5 @@
-"""Likeness of an update to its recompute, by two measured bounds, and of an answer to the model's,
-by wrong tokens. Pure rules.
+"""Result of a recompute of an update, by two measured bounds, or of an answer, by wrong tokens. Pure
+rules.
 
     tight  on comparable arithmetic: work within it was done exactly as leased
     loose  on other arithmetic: work within it was done and is paid, but its account owes a share

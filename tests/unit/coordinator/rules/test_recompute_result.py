@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.rules.draws import Redone
-from coordinator.rules.likeness import (
+from coordinator.rules.recompute_result import (
     DRIFT_MAX,
     LOOSE,
     TIGHT,

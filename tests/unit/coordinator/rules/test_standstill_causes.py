@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from coordinator.rules import standstill as rules
-from coordinator.rules.standstill import (
+from coordinator.rules import standstill_causes as rules
+from coordinator.rules.standstill_causes import (
     EpisodeFacts,
     MergeFacts,
     OutcomeFacts,

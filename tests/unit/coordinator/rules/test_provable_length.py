@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rules.drift import (
+from coordinator.rules.provable_length import (
     DRIFT_SOUGHT,
     EXTRAPOLATED,
     DriftPoint,
