@@ -20,8 +20,8 @@ import structlog
 
 from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.api_keys import ApiKeys
-from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
+from coordinator.accounts.registration_challenges import RegistrationChallenges
 from coordinator.accounts.server_identity import ServerIdentity, own_key, software
 from coordinator.accounts.transparency import Transparency
 from coordinator.attendance import Attendance
@@ -30,7 +30,7 @@ from coordinator.checking.audits import Audits
 from coordinator.checking.case import Draws
 from coordinator.checking.checkers import Checkers
 from coordinator.checking.drifts import Drifts
-from coordinator.checking.recompute import Recomputes
+from coordinator.checking.recompute_queue import Recomputes
 from coordinator.compute import Compute, half_the_cores
 from coordinator.config import Settings, without_password
 from coordinator.database import unreferenced_blobs
@@ -191,7 +191,9 @@ class Coordinator(Platform):
             rates=Rates(settings, clock.monotonic),
             traffic=traffic,
             server=server,
-            volunteers=Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock)),
+            volunteers=Volunteers(
+                db, clock, settings, signals, RegistrationChallenges.of(settings, key, clock)
+            ),
             ledger=Ledger(db),
             api_keys=ApiKeys(db, clock, settings),
             answers=Answers(db, clock, settings),

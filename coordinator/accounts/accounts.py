@@ -11,10 +11,10 @@ import msgspec
 
 from coordinator.accounts import authentication, registration, suspension
 from coordinator.accounts.authentication import Principal, Tokens
-from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.invites import Invites, NewCode
 from coordinator.accounts.leaderboard import Leaderboard
 from coordinator.accounts.registration import Registration
+from coordinator.accounts.registration_challenges import RegistrationChallenges
 from coordinator.accounts.reversals import Reversals
 from coordinator.batcher import Batcher
 from coordinator.database import invite_rows as code_rows
@@ -104,7 +104,7 @@ class Volunteers:
         clock: Clock,
         settings: Settings,
         signals: Signals | None = None,
-        entrance: Entrance | None = None,
+        challenges: RegistrationChallenges | None = None,
     ) -> None:
         self._db = db
         self._clock = clock
@@ -116,7 +116,7 @@ class Volunteers:
             COUNTED_S, clock, rest=REST, most=WORK_MAX
         )
         self._looking: Batcher[_ViewRequest, tuple[Me, Any]] = Batcher(self._look_all, BATCH_MAX)
-        self._entrance = entrance or Entrance(secrets.token_bytes(32), 0, clock)
+        self._challenges = challenges or RegistrationChallenges(secrets.token_bytes(32), 0, clock)
         self.orders = PerMinute(clock.monotonic)
         self.invites = Invites(db, clock)
         self.reversals = Reversals(db, clock)
@@ -141,13 +141,13 @@ class Volunteers:
             lambda conn: registration.register(conn, request, admission, now)
         )
         if needs_proof and registered.created:
-            self._entrance.use(request)
+            self._challenges.use(request)
         return registered
 
     async def _check_proof(self, request: RegisterRequest) -> None:
         """Check the proof of work of a new worker. Raises Forbidden, BadRequest."""
         try:
-            self._entrance.check(request)
+            self._challenges.check(request)
         except (Forbidden, BadRequest):
             who = request.worker_id
             if await self._db.read(lambda conn: store.credentials(conn, who)) is None:
@@ -161,7 +161,7 @@ class Volunteers:
         secret_codes.check_id("volunteer", volunteer)
         if nickname:
             await self._db.read(lambda conn: registration.free_name(conn, volunteer, nickname))
-        return self._entrance.challenge(volunteer)
+        return self._challenges.challenge(volunteer)
 
     def recall(self, header: bytes) -> Principal | None:
         """Return the sender of `Bearer <worker id>.<secret>` if cached; None otherwise."""

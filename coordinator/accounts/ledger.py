@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.database.ledger import payments as store
 from coordinator.database.ledger import record_tree
-from coordinator.database.ledger.check import check_ledger
+from coordinator.database.ledger.ledger_check import check_ledger
 from coordinator.database.ledger.payments import Balances
 
 if TYPE_CHECKING:

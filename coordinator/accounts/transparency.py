@@ -10,7 +10,7 @@ import structlog
 
 from coordinator.database import record
 from coordinator.database.ledger import record_tree as store
-from coordinator.database.ledger.check import check_ledger
+from coordinator.database.ledger.ledger_check import check_ledger
 from shared.clock import Clock, pause
 from shared.errors import BadRequest, VolunteerError
 from shared.proofs.signing import SigningKey, canonical

@@ -20,8 +20,8 @@ from coordinator.admin.checker_commands import HeldRecompute, ReportRecompute, T
 from coordinator.admin.command import CommandSender
 from coordinator.checking.case import BlobSource
 from coordinator.checking.checkers import CheckerOutcome, CheckerVerdict
-from coordinator.checking.recompute import RecomputeTask
-from coordinator.checking.redo import RecomputeFiles, missing_library, redo
+from coordinator.checking.recompute_comparison import RecomputeFiles, missing_library, redo
+from coordinator.checking.recompute_queue import RecomputeTask
 from coordinator.compute import Compute
 from coordinator.rules.draws import HOLD_S, ComputeDevice
 from shared.errors import (

@@ -21,7 +21,7 @@ import structlog
 from coordinator.accounts.suspension import suspend
 from coordinator.checking.case import Draws
 from coordinator.checking.draw_effects import bond_of, release, settle
-from coordinator.checking.redo import likeness
+from coordinator.checking.recompute_comparison import likeness
 from coordinator.database import audits, contributions, recomputes, runs, tasks, verdicts
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow

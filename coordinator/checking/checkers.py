@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from coordinator.checking.recompute import Recomputes, RecomputeTask
+from coordinator.checking.recompute_queue import Recomputes, RecomputeTask
 from coordinator.database import recomputes, record
 from coordinator.database.recomputes import CHECKER, RecomputeRow
 from coordinator.platform import Platform, PlatformService

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from coordinator.checking.case import Case
-from coordinator.checking.redo import Workbench, twins
+from coordinator.checking.recompute_comparison import Workbench, twins
 from coordinator.compute import Compute, Stop
 from coordinator.database import runs
 from coordinator.platform import Platform, PlatformService

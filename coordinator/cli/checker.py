@@ -62,7 +62,7 @@ async def _work(
 
     from coordinator.admin.checker_machine import BlobFolder, Checker
     from coordinator.admin.remote_server import RemoteServer
-    from coordinator.checking.redo import machine_of
+    from coordinator.checking.recompute_comparison import machine_of
     from coordinator.compute import Compute
     from coordinator.log import configure
 

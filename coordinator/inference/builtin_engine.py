@@ -20,7 +20,7 @@ import structlog
 
 from coordinator.compute import half_the_cores
 from coordinator.database import datasets, runs, versions
-from coordinator.inference import messages
+from coordinator.inference import process_messages
 from coordinator.inference.inference_engine import (
     AnswerPiece,
     AnswerRule,
@@ -86,7 +86,7 @@ class BuiltinEngine:
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._waiting: dict[str, asyncio.Queue[messages.Event | None]] = {}
+        self._waiting: dict[str, asyncio.Queue[process_messages.Event | None]] = {}
         self._starting = asyncio.Lock()
         self._deaths, self._rest_until = 0, 0.0
         self._closed = False
@@ -106,18 +106,18 @@ class BuiltinEngine:
         files = await self._files(model)
         tokens = prompt.tokens if isinstance(prompt, TokenPrompt) else ()
         text = "" if isinstance(prompt, TokenPrompt) else prompt
-        order = messages.Prepare(
+        order = process_messages.Prepare(
             id=_id(), model=files, prompt=text, tokens=tokens, probe=probe, rule=rule
         )
         async with self._exchange(order) as events:
-            return (await _next(events, messages.TokenizedPrompt)).prompt
+            return (await _next(events, process_messages.TokenizedPrompt)).prompt
 
     async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
         files = await self._files(request.model)
-        order = messages.Generate(model=files, sequence=_renamed(request.sequence))
+        order = process_messages.Generate(model=files, sequence=_renamed(request.sequence))
         async with self._exchange(order) as events:
             while True:
-                piece = (await _next(events, messages.GeneratedPiece)).piece
+                piece = (await _next(events, process_messages.GeneratedPiece)).piece
                 yield piece
                 if piece.finish:
                     return
@@ -128,7 +128,7 @@ class BuiltinEngine:
         """Return the number of compared tokens of an answer, and of tokens among these that the
         version would not have chosen. `ended` says that the answer ended after these tokens.
         """
-        order = messages.Compare(
+        order = process_messages.Compare(
             id=_id(),
             model=await self._files(request.model),
             sequence=_renamed(request.sequence),
@@ -136,14 +136,14 @@ class BuiltinEngine:
             ended=ended,
         )
         async with self._exchange(order) as events:
-            comparison = await _next(events, messages.Comparison)
+            comparison = await _next(events, process_messages.Comparison)
         return comparison.compared, comparison.wrong
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
         files = await self._files(model)
-        order = messages.DrawPictures(id=_id(), model=files, count=count, seed=seed)
+        order = process_messages.DrawPictures(id=_id(), model=files, count=count, seed=seed)
         async with self._exchange(order) as events:
-            return (await _next(events, messages.DrawnPictures)).images
+            return (await _next(events, process_messages.DrawnPictures)).images
 
     async def close(self) -> None:
         """End the process."""
@@ -158,7 +158,7 @@ class BuiltinEngine:
     # --- the process ---
 
     @contextlib.asynccontextmanager
-    async def _exchange(self, order: messages.Question) -> AsyncIterator[_Events]:
+    async def _exchange(self, order: process_messages.Question) -> AsyncIterator[_Events]:
         """Send an order and yield its events; leaving the block cancels a running generation."""
         events: _Events = asyncio.Queue()
         writer = await self._connected()
@@ -168,9 +168,9 @@ class BuiltinEngine:
             yield events
         finally:
             del self._waiting[order.id]
-            if isinstance(order, messages.Generate) and writer is self._writer:
+            if isinstance(order, process_messages.Generate) and writer is self._writer:
                 with contextlib.suppress(Unavailable):
-                    await _send(writer, messages.Cancel(id=order.id))
+                    await _send(writer, process_messages.Cancel(id=order.id))
 
     async def _connected(self) -> asyncio.StreamWriter:
         async with self._starting:
@@ -208,10 +208,12 @@ class BuiltinEngine:
         """Pass events to their waiting orders, until the process ends or sends a malformed one."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, *MALFORMED):
             while True:
-                (size,) = messages.HEAD.unpack(await reader.readexactly(messages.HEAD.size))
-                if size > messages.FRAME_BYTES_MAX:
+                (size,) = process_messages.HEAD.unpack(
+                    await reader.readexactly(process_messages.HEAD.size)
+                )
+                if size > process_messages.FRAME_BYTES_MAX:
                     break
-                event = messages.EVENTS.decode(await reader.readexactly(size))
+                event = process_messages.EVENTS.decode(await reader.readexactly(size))
                 self._deaths = 0
                 if (events := self._waiting.get(event.id)) is not None:
                     events.put_nowait(event)
@@ -238,7 +240,7 @@ class BuiltinEngine:
 
     # --- the files ---
 
-    async def _files(self, model: ModelVersion) -> messages.ModelFiles:
+    async def _files(self, model: ModelVersion) -> process_messages.ModelFiles:
         """Return the files that load a version. Raises Unavailable if they are gone."""
 
         def look(conn: Connection) -> tuple[RunRow, str, Mapping[str, ChunkRef]]:
@@ -249,7 +251,7 @@ class BuiltinEngine:
         run, weights, assets = await self._db.read(look)
         about = definition(run)
         more = about.workload.files(about.file.model)
-        return messages.ModelFiles(
+        return process_messages.ModelFiles(
             key=weights,
             file=run.file,
             weights=str(await self._blobs.local(weights)),
@@ -262,7 +264,7 @@ class BuiltinEngine:
         return None if ref is None else str(await self._blobs.local(ref.sha256))
 
 
-_Events = asyncio.Queue[messages.Event | None]
+_Events = asyncio.Queue[process_messages.Event | None]
 
 
 def _renamed(sequence: batch.Sequence) -> batch.Sequence:
@@ -274,9 +276,9 @@ def _id() -> str:
     return secrets.token_hex(8)
 
 
-async def _send(writer: asyncio.StreamWriter, order: messages.Order) -> None:
+async def _send(writer: asyncio.StreamWriter, order: process_messages.Order) -> None:
     try:
-        writer.write(messages.framed(order))
+        writer.write(process_messages.framed(order))
         await writer.drain()
     except OSError as error:
         raise Unavailable("the answer broke off", retry_after_s=RESTART_S) from error
@@ -289,7 +291,7 @@ async def _next(events: _Events, expected: type[T]) -> T:
     event = await events.get()
     if event is None:
         raise Unavailable("the answer broke off", retry_after_s=RESTART_S)
-    if isinstance(event, messages.OrderFailed):
+    if isinstance(event, process_messages.OrderFailed):
         if event.param:
             raise InvalidField(event.message, event.param)
         kind = BY_CODE.get(event.code, Internal)

@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from coordinator.compute import yield_to_server
-from coordinator.inference import messages
+from coordinator.inference import process_messages
 from coordinator.inference.grammar import Grammars
 from coordinator.inference.inference_engine import (
     AnswerPiece,
@@ -84,12 +84,12 @@ class LoadedVersion:
             return error.message
 
 
-class Worker:
+class InferenceProcess:
     """Executes the orders of a server, one token of each sequence at a time."""
 
     def __init__(self, server: socket.socket, memory: VersionMemory) -> None:
         self._server = server
-        self._orders: queue.SimpleQueue[messages.Order] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[process_messages.Order] = queue.SimpleQueue()
         self._memory = memory
         self._loaded: OrderedDict[str, LoadedVersion] = OrderedDict()  # least recently used first
         # key and version of the newest request for images
@@ -110,12 +110,16 @@ class Worker:
         """
         try:
             for token in loaded.texts.step():
-                self._send(messages.GeneratedPiece(id=token.id, piece=_piece(loaded, token)))
+                self._send(
+                    process_messages.GeneratedPiece(id=token.id, piece=_piece(loaded, token))
+                )
         except (MemoryError, RuntimeError) as error:
             failure = _failure(error)
             for sequence_id in loaded.texts.clear():
                 self._send(
-                    messages.OrderFailed(id=sequence_id, code=Internal.code, message=failure)
+                    process_messages.OrderFailed(
+                        id=sequence_id, code=Internal.code, message=failure
+                    )
                 )
             for key in [key for key, version in self._loaded.items() if version is loaded]:
                 del self._loaded[key]
@@ -123,11 +127,13 @@ class Worker:
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, *MALFORMED), self._server.makefile("rb") as stream:
-            while len(head := stream.read(messages.HEAD.size)) == messages.HEAD.size:
-                (size,) = messages.HEAD.unpack(head)
-                if size > messages.FRAME_BYTES_MAX:
+            while (
+                len(head := stream.read(process_messages.HEAD.size)) == process_messages.HEAD.size
+            ):
+                (size,) = process_messages.HEAD.unpack(head)
+                if size > process_messages.FRAME_BYTES_MAX:
                     break
-                self._orders.put(messages.ORDERS.decode(stream.read(size)))
+                self._orders.put(process_messages.ORDERS.decode(stream.read(size)))
         os._exit(0)  # ends at once, even in the middle of a computation: the server is gone
 
     def _handle_orders(self, wait: bool) -> None:
@@ -137,8 +143,8 @@ class Worker:
                 self._handle(self._orders.get(block=wait))
                 wait = False
 
-    def _handle(self, order: messages.Order) -> None:
-        if isinstance(order, messages.Cancel):
+    def _handle(self, order: process_messages.Order) -> None:
+        if isinstance(order, process_messages.Cancel):
             for loaded in self._loaded.values():
                 loaded.texts.cancel(order.id)
                 loaded.probed.discard(order.id)
@@ -147,7 +153,7 @@ class Worker:
             self._execute(order)
         except VolunteerError as error:
             self._send(
-                messages.OrderFailed(
+                process_messages.OrderFailed(
                     message=error.message,
                     param=error.param if isinstance(error, InvalidField) else "",
                     retry_after_s=error.retry_after_s,
@@ -157,18 +163,22 @@ class Worker:
             )
         except Exception as error:
             failure = _failure(error)
-            self._send(messages.OrderFailed(id=order.id, code=Internal.code, message=failure))
+            self._send(
+                process_messages.OrderFailed(id=order.id, code=Internal.code, message=failure)
+            )
 
-    def _execute(self, order: messages.Question) -> None:
-        if isinstance(order, messages.DrawPictures):
-            self._send(messages.DrawnPictures(id=order.id, images=self._images(order)))
+    def _execute(self, order: process_messages.Question) -> None:
+        if isinstance(order, process_messages.DrawPictures):
+            self._send(process_messages.DrawnPictures(id=order.id, images=self._images(order)))
             return
         loaded = self._version(order.model)
-        if isinstance(order, messages.Prepare):
-            self._send(messages.TokenizedPrompt(id=order.id, prompt=_prepared(loaded, order)))
-        elif isinstance(order, messages.Compare):
+        if isinstance(order, process_messages.Prepare):
+            self._send(
+                process_messages.TokenizedPrompt(id=order.id, prompt=_prepared(loaded, order))
+            )
+        elif isinstance(order, process_messages.Compare):
             count, wrong = compare(loaded.reader, order)
-            self._send(messages.Comparison(id=order.id, compared=count, wrong=wrong))
+            self._send(process_messages.Comparison(id=order.id, compared=count, wrong=wrong))
         else:
             sequence = order.sequence
             constraint = loaded.grammars.constraint(sequence.grammar, sequence.ends)
@@ -176,7 +186,7 @@ class Worker:
             if order.sequence.logprobs is not None:
                 loaded.probed.add(order.sequence.id)
 
-    def _version(self, model: messages.ModelFiles) -> LoadedVersion:
+    def _version(self, model: process_messages.ModelFiles) -> LoadedVersion:
         loaded = self._loaded.get(model.key)
         if loaded is None:
             size = LOADING * Path(model.weights).stat().st_size
@@ -202,17 +212,17 @@ class Worker:
         gc.collect()
         return bool(idle)
 
-    def _images(self, order: messages.DrawPictures) -> tuple[bytes, ...]:
+    def _images(self, order: process_messages.DrawPictures) -> tuple[bytes, ...]:
         if self._drawing is None or self._drawing[0] != order.model.key:
             self._drawing = None  # frees its memory first
             self._drawing = (order.model.key, DrawingVersion(order.model))
         return self._drawing[1].images(order.count, order.seed)
 
-    def _send(self, event: messages.Event) -> None:
-        self._server.sendall(messages.framed(event))
+    def _send(self, event: process_messages.Event) -> None:
+        self._server.sendall(process_messages.framed(event))
 
 
-def compare(reader: Reader, order: messages.Compare) -> tuple[int, int]:
+def compare(reader: Reader, order: process_messages.Compare) -> tuple[int, int]:
     """Return how many tokens of an answer were compared and how many are wrong: of a long answer
     COMPARED_MAX at random; an answer that this version cannot have given is wrong in every token.
     """
@@ -238,7 +248,7 @@ def compare(reader: Reader, order: messages.Compare) -> tuple[int, int]:
     return len(places), wrong
 
 
-def _prepared(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt:
+def _prepared(loaded: LoadedVersion, order: process_messages.Prepare) -> PreparedPrompt:
     prompt = _tokenized(loaded, order)
     if order.rule is not None:
         grammar = loaded.grammars.of_rule(order.rule, prompt.calls)
@@ -254,7 +264,7 @@ def _prepared(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt:
     return msgspec.structs.replace(prompt, logprobs=(first, *more))
 
 
-def _tokenized(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt:
+def _tokenized(loaded: LoadedVersion, order: process_messages.Prepare) -> PreparedPrompt:
     reader, prompt = loaded.reader, order.prompt
     prompt_tokens = PreparedPrompt(tokens=(), context=reader.context, vocabulary=reader.vocabulary)
     if order.tokens:
@@ -316,7 +326,7 @@ def _too_large(error: Exception) -> bool:
 class DrawingVersion:
     """Loaded version that draws pictures."""
 
-    def __init__(self, model: messages.ModelFiles) -> None:
+    def __init__(self, model: process_messages.ModelFiles) -> None:
         from coordinator.runs.definition import of_file
         from coordinator.runs.version_files import read_weights
 
@@ -383,7 +393,7 @@ def _device(preference: str) -> str:
     return "cuda" if has_gpu and preference != "cpu" else "cpu"
 
 
-def _load(model: messages.ModelFiles, device: str) -> LoadedVersion:
+def _load(model: process_messages.ModelFiles, device: str) -> LoadedVersion:
     from coordinator.runs.definition import of_file
     from coordinator.runs.version_files import read_weights
 
@@ -449,7 +459,7 @@ def main(descriptor: str, threads: str, memory_bytes: str, preference: str) -> N
     torch.set_num_threads(int(threads))
     memory = VersionMemory(int(memory_bytes), _device(preference))
     memory.limit()
-    Worker(socket.socket(fileno=int(descriptor)), memory).run()
+    InferenceProcess(socket.socket(fileno=int(descriptor)), memory).run()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from coordinator.batcher import Batcher
 from coordinator.checking.audits import Audits
-from coordinator.checking.recompute import DrawChoice, Recomputes
+from coordinator.checking.recompute_queue import DrawChoice, Recomputes
 from coordinator.compute import Compute
 from coordinator.database import (
     contributions,

@@ -38,9 +38,9 @@ from coordinator.database.ledger import escrow
 from coordinator.database.members import member_rows
 from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
-from coordinator.merging import recipe as recipes
+from coordinator.merging import merge_recipe as recipes
 from coordinator.merging.lease_keeper import LeaseKeeper
-from coordinator.merging.recipe import MergeRecipe, MergeTerms
+from coordinator.merging.merge_recipe import MergeRecipe, MergeTerms
 from coordinator.merging.shard_jobs import NO_FILES, TOPIC, Parts, SpentFiles, VersionDraft
 from coordinator.plan.plan_checks import BATCH_MAX
 from coordinator.platform import Platform, PlatformService

@@ -14,8 +14,7 @@ import msgspec
 from coordinator.database import contributions, evaluations, versions
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
-from coordinator.merging import recipe
-from coordinator.merging.recipe import MergeTerms
+from coordinator.merging.merge_recipe import MergeTerms, of_contributions
 from shared.decoding import decode
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def _share(conn: Connection, run: RunRow, row: VersionRow, spoilt: frozenset[int
     """Return the share that the `spoilt` contributions have in a version's weight."""
     if not spoilt or row.parent is None:
         return 0.0
-    merge_recipe = recipe.of_contributions(
+    merge_recipe = of_contributions(
         conn,
         run=run,
         base=versions.get(conn, run.id, row.parent),

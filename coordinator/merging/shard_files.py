@@ -15,7 +15,7 @@ from shared.tensors.frame import read_header
 
 if TYPE_CHECKING:
     from coordinator.aggregation.shards import Shard
-    from coordinator.merging.recipe import MergeRecipe
+    from coordinator.merging.merge_recipe import MergeRecipe
     from coordinator.storage.blobs import BlobStore, FindSpans
 
 Span = tuple[int, int]

@@ -25,9 +25,9 @@ import structlog
 from coordinator.aggregation import merge_step
 from coordinator.database import key_values, merge_jobs, merges, unreferenced_blobs
 from coordinator.database.merge_jobs import MergedPart, PartRow, Phase, StateFile
-from coordinator.merging import recipe as recipes
+from coordinator.merging import merge_recipe as recipes
 from coordinator.merging.lease_keeper import LeaseKeeper
-from coordinator.merging.recipe import MergeRecipe
+from coordinator.merging.merge_recipe import MergeRecipe
 from coordinator.merging.shard_files import ShardFiles
 from coordinator.platform import Platform, PlatformService
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError

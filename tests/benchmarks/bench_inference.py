@@ -31,7 +31,7 @@ import psutil
 import torch
 
 from coordinator.inference.inference_engine import Generation, ModelVersion
-from coordinator.inference.messages import ModelFiles
+from coordinator.inference.process_messages import ModelFiles
 from coordinator.runs.definition import Definition, of_file
 from coordinator.runs.version_files import write_weights
 from shared.workloads.generation import batch

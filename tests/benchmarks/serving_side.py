@@ -17,7 +17,7 @@ from typing_extensions import override
 from coordinator.database.ledger import gifts
 from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import Generation, ModelVersion
-from coordinator.inference.messages import ModelFiles
+from coordinator.inference.process_messages import ModelFiles
 from coordinator.runs.definition import of_file
 from coordinator.runs.version_files import read_weights
 from shared.clock import SystemClock

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from coordinator.inference.messages import ModelFiles
+from coordinator.inference.process_messages import ModelFiles
 from coordinator.runs.definition import Definition
 from coordinator.runs.version_files import read_weights
 from shared.workloads.base import FormatWanted

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from coordinator.inference import messages
+from coordinator.inference import process_messages
 from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
 from coordinator.inference.inference_engine import (
     AnswerPiece,
@@ -289,7 +289,7 @@ async def test_a_process_whose_server_dies_in_the_middle_of_an_order_ends() -> N
             pass_fds=[far.fileno()],
         )
     with near:
-        near.sendall(messages.HEAD.pack(100) + b"half an order")
+        near.sendall(process_messages.HEAD.pack(100) + b"half an order")
     try:
         async with asyncio.timeout(120):
             assert await child.wait() == 0

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, insert, update
 
 from coordinator.database.engine.open_database import Database
-from coordinator.database.ledger import check, debts, payments, record_tree
+from coordinator.database.ledger import debts, ledger_check, payments, record_tree
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.postings import EventDraft, Move, post
 from coordinator.database.tables.inference import answer_stakes
@@ -221,7 +221,7 @@ async def test_a_balance_is_the_sum_of_its_postings(database: Database) -> None:
 async def test_no_more_breaches_are_told_than_a_person_reads(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "BREACHES_MAX", 2)
+    monkeypatch.setattr(ledger_check, "BREACHES_MAX", 2)
     drafts = [event("settle", name=f"settle:{n}") for n in range(3)]
     assert len(await told(database, *drafts)) == 2
 

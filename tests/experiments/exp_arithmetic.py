@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from coordinator.checking.redo import _parameter_likeness
+from coordinator.checking.recompute_comparison import _parameter_likeness
 from coordinator.rules.draws import Redone
 from coordinator.rules.recompute_result import difference as apart
 from coordinator.rules.recompute_result import raw_difference

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, insert, select
 from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments
-from coordinator.database.ledger.check import check_ledger
+from coordinator.database.ledger.ledger_check import check_ledger
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.accounts import workers
 from coordinator.database.tables.contributions import contributions

@@ -14,7 +14,7 @@ import structlog
 import uvicorn
 
 from coordinator.database.ledger import gifts, payments
-from coordinator.database.ledger.check import check_ledger
+from coordinator.database.ledger.ledger_check import check_ledger
 from coordinator.database.ledger.payments import Balances
 from coordinator.http.app import create_app
 from coordinator.http.server import listen

@@ -22,8 +22,8 @@ from coordinator.aggregation import merge_step
 from coordinator.aggregation.shards import split
 from coordinator.database import contributions, merge_jobs, merges, runs, versions
 from coordinator.database.versions import VersionRow
-from coordinator.merging import recipe as recipes
-from coordinator.merging.recipe import MergeRecipe, MergeTerms
+from coordinator.merging import merge_recipe as recipes
+from coordinator.merging.merge_recipe import MergeRecipe, MergeTerms
 from shared.decoding import decode
 from shared.errors import NotFound
 

@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import Column, Connection, Table, func, insert, select, text, update
 
 from coordinator.database.engine.statements import among, equals, insert_new
-from coordinator.database.ledger import check as ledger
+from coordinator.database.ledger import ledger_check as ledger
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.record import RECORD_SEALED, meta, record_lines

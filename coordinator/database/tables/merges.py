@@ -18,7 +18,7 @@ merges = sa.Table(
     *lease_columns(),
     sa.Column("failures", sa.Integer, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
-    # MergeTerms of merging/recipe.py, as JSON
+    # MergeTerms of merging/merge_recipe.py, as JSON
     sa.Column("terms", sa.Text, nullable=False),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("ended_at", sa.Double, nullable=True),

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, Select, select, update
 
 from coordinator.accounts.suspension import suspend
 from coordinator.checking.audits import Audits, _sums_of_update
-from coordinator.checking.recompute import Recomputes
-from coordinator.checking.redo import redo
+from coordinator.checking.recompute_comparison import redo
+from coordinator.checking.recompute_queue import Recomputes
 from coordinator.compute import Compute
 from coordinator.database import audits as rows
 from coordinator.database import contributions, runs, volunteers

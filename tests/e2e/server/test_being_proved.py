@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from coordinator.checking.recompute import Recomputes
+from coordinator.checking.recompute_queue import Recomputes
 from coordinator.database import standings
 from coordinator.database.tables.trust import recomputes
 from coordinator.top.tables import facts

@@ -20,8 +20,8 @@ from coordinator.admin.checker_machine import BlobFolder, Checker, CheckerResult
 from coordinator.admin.command import CommandSender, OrganiserCommand, Q, R
 from coordinator.admin.remote_server import RemoteServer
 from coordinator.checking.checkers import CheckerOutcome
-from coordinator.checking.recompute import RecomputeTask
-from coordinator.checking.redo import machine_of
+from coordinator.checking.recompute_comparison import machine_of
+from coordinator.checking.recompute_queue import RecomputeTask
 from coordinator.compute import Compute
 from coordinator.database import recomputes
 from coordinator.database.tables.trust import recomputes as rows

@@ -22,7 +22,7 @@ from coordinator.admin.command import NameRequest
 from coordinator.admin.runs import show
 from coordinator.checking.case import Case
 from coordinator.checking.drifts import FIRST_STEPS, Drifts
-from coordinator.checking.redo import RecomputeFiles, Workbench, redo, update_of
+from coordinator.checking.recompute_comparison import RecomputeFiles, Workbench, redo, update_of
 from coordinator.database import runs
 from coordinator.demo.runs import demo_run
 from coordinator.rules.draws import Redone

@@ -22,8 +22,8 @@ from coordinator.database.tables.contributions import contributions as contribut
 from coordinator.database.tables.merges import merges as merges_table
 from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import heldout_sums
-from coordinator.merging import recipe as recipes
-from coordinator.merging.recipe import MergeRecipe
+from coordinator.merging import merge_recipe as recipes
+from coordinator.merging.merge_recipe import MergeRecipe
 from coordinator.runs.member_figures import MemberFigures, MemberLoss, figures
 from shared.errors import InvalidRunFile
 from shared.protocol.accounts import RunInfo

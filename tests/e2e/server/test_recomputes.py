@@ -18,9 +18,9 @@ from typing_extensions import override
 
 from coordinator.admin.command import NameRequest
 from coordinator.admin.runs import show
-from coordinator.checking import recompute as checking
+from coordinator.checking import recompute_queue as checking
 from coordinator.checking.case import Case
-from coordinator.checking.redo import RecomputeFiles, redo
+from coordinator.checking.recompute_comparison import RecomputeFiles, redo
 from coordinator.database import volunteers
 from coordinator.database.ledger import payments
 from coordinator.database.recomputes import waiting

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import Connection, select
 
 from coordinator.checking.case import Case
-from coordinator.checking.redo import Workbench, update_of
+from coordinator.checking.recompute_comparison import Workbench, update_of
 from coordinator.database import contributions, runs, tasks, versions
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.tables.contributions import contributions as contribution_rows

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from coordinator.checking.case import Case
-from coordinator.checking.redo import RecomputeFiles, Workbench, redo, result_of
+from coordinator.checking.recompute_comparison import RecomputeFiles, Workbench, redo, result_of
 from coordinator.database.runs import UNSTARTED, RunRow
 from coordinator.rules import recompute_result, refusals, run_file, validation
 from coordinator.rules.draws import Result

@@ -21,7 +21,7 @@ from coordinator.database.engine.open_database import Database
 from coordinator.database.inference import api_key_rows, request_rows
 from coordinator.database.inference.request_rows import Ending, OpenRow, StreamProgress
 from coordinator.database.ledger import answer_pay, gifts, payments
-from coordinator.database.ledger.check import check_ledger
+from coordinator.database.ledger.ledger_check import check_ledger
 from coordinator.database.tables.inference import answer_stakes, api_keys
 from coordinator.database.tables.ledger import events
 from tests.contract.test_escrow import add

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.checking.redo import likeness
+from coordinator.checking.recompute_comparison import likeness
 from coordinator.rules.audits import (
     CONFIRM_MIN,
     PAY_PER_AUDIT,

@@ -11,8 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from coordinator.checking import redo as module
-from coordinator.checking.redo import RecomputeFiles, redo
+from coordinator.checking import recompute_comparison as module
+from coordinator.checking.recompute_comparison import RecomputeFiles, redo
 from coordinator.rules.draws import Redone
 from coordinator.rules.recompute_result import judge
 from shared.errors import Unavailable

@@ -27,7 +27,7 @@ USED_MAX = 100_000
 _NONCE = re.compile(r"[0-9a-f]{1,16}")
 
 
-class Entrance:
+class RegistrationChallenges:
     """Challenges of one server. `bits` is their difficulty; 0 turns them off."""
 
     def __init__(self, secret: bytes, bits: int, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Recomputes: drawn tasks done again from published inputs alone.
+"""Queue of recomputes: drawn tasks done again from published inputs alone.
 
     drawn      with the verdict: the task waits
     refused    likewise, whoever did it, for a few tasks of a run at a time (`rules/refusals`)
@@ -24,7 +24,12 @@ import structlog
 from coordinator.checking import audits
 from coordinator.checking.case import Case, Draws
 from coordinator.checking.draw_effects import end_without_verdict, settle
-from coordinator.checking.redo import RecomputeFiles, SubmittedUpdate, missing_library, redo
+from coordinator.checking.recompute_comparison import (
+    RecomputeFiles,
+    SubmittedUpdate,
+    missing_library,
+    redo,
+)
 from coordinator.compute import Compute
 from coordinator.database import contributions, recomputes, runs
 from coordinator.database import volunteers as accounts
