@@ -21,7 +21,7 @@ import structlog
 from coordinator.accounts.accounts import Volunteers
 from coordinator.accounts.api_keys import ApiKeys
 from coordinator.accounts.ledger import Ledger
-from coordinator.accounts.registration_challenges import RegistrationChallenges
+from coordinator.accounts.registration_challenges import Challenges
 from coordinator.accounts.server_identity import ServerIdentity, own_key, software
 from coordinator.accounts.transparency import Transparency
 from coordinator.attendance import Attendance
@@ -191,9 +191,7 @@ class Coordinator(Platform):
             rates=Rates(settings, clock.monotonic),
             traffic=traffic,
             server=server,
-            volunteers=Volunteers(
-                db, clock, settings, signals, RegistrationChallenges.of(settings, key, clock)
-            ),
+            volunteers=Volunteers(db, clock, settings, signals, Challenges.of(on)),
             ledger=Ledger(db),
             api_keys=ApiKeys(db, clock, settings),
             answers=Answers(db, clock, settings),

@@ -14,7 +14,7 @@ from coordinator.accounts.authentication import Principal, Tokens
 from coordinator.accounts.invites import Invites, NewCode
 from coordinator.accounts.leaderboard import Leaderboard
 from coordinator.accounts.registration import Registration
-from coordinator.accounts.registration_challenges import RegistrationChallenges
+from coordinator.accounts.registration_challenges import Challenges
 from coordinator.accounts.reversals import Reversals
 from coordinator.batcher import Batcher
 from coordinator.database import invite_rows as code_rows
@@ -104,7 +104,7 @@ class Volunteers:
         clock: Clock,
         settings: Settings,
         signals: Signals | None = None,
-        challenges: RegistrationChallenges | None = None,
+        challenges: Challenges | None = None,
     ) -> None:
         self._db = db
         self._clock = clock
@@ -116,7 +116,7 @@ class Volunteers:
             COUNTED_S, clock, rest=REST, most=WORK_MAX
         )
         self._looking: Batcher[_ViewRequest, tuple[Me, Any]] = Batcher(self._look_all, BATCH_MAX)
-        self._challenges = challenges or RegistrationChallenges(secrets.token_bytes(32), 0, clock)
+        self._challenges = challenges or Challenges(secrets.token_bytes(32), 0, clock)
         self.orders = PerMinute(clock.monotonic)
         self.invites = Invites(db, clock)
         self.reversals = Reversals(db, clock)

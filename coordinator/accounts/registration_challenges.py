@@ -15,9 +15,8 @@ from shared.proofs import proof_of_work
 from shared.protocol.accounts import Challenge, RegisterRequest
 
 if TYPE_CHECKING:
-    from coordinator.config import Settings
+    from coordinator.platform import Platform
     from shared.clock import Clock
-    from shared.proofs.signing import SigningKey
 
 # least validity of a challenge; a hard challenge is valid for longer, so that a slow machine can
 # solve it
@@ -27,7 +26,7 @@ USED_MAX = 100_000
 _NONCE = re.compile(r"[0-9a-f]{1,16}")
 
 
-class RegistrationChallenges:
+class Challenges:
     """Challenges of one server. `bits` is their difficulty; 0 turns them off."""
 
     def __init__(self, secret: bytes, bits: int, clock: Clock) -> None:
@@ -38,10 +37,10 @@ class RegistrationChallenges:
         self.bits = bits
 
     @classmethod
-    def of(cls, settings: Settings, key: SigningKey, clock: Clock) -> Self:
+    def of(cls, on: Platform) -> Self:
         """Return the challenges of a server; replicas with one key accept each other's."""
-        secret = key.secret("secret of proofs of work")
-        return cls(secret, settings.proof_of_work_bits if settings.open else 0, clock)
+        secret = on.key.secret("secret of proofs of work")
+        return cls(secret, on.settings.proof_of_work_bits if on.settings.open else 0, on.clock)
 
     def challenge(self, volunteer_id: str) -> Challenge:
         """Return a challenge for an account that is to be made."""

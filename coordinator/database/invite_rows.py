@@ -1,4 +1,4 @@
-"""Invites and link codes. The table holds only their hashes (see coordinator/rules/secret_codes.py)."""
+"""Invites and link codes. The table holds only their hashes (see `rules/secret_codes`)."""
 
 from __future__ import annotations
 

@@ -117,8 +117,8 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> list[float]:
-        """Return the weights of the contributions, within the limits of `rules/merge_shares`: their work
-        times their weight by staleness, or by the samples of members.
+        """Return the weights of the contributions, within the limits of `rules/merge_shares`:
+        their work times their weight by staleness, or by the samples of members.
         """
         update = self.plan.update
         if self.about.at_members:

@@ -2,8 +2,8 @@
 slightly, by the steps done. Pure rules.
 
 Tasks are as long as they can be proved: a recompute of a task whose drift exceeds `DRIFT_SOUGHT`
-hardly tells left-out work from honest work on other arithmetic, and above `recompute_result.DRIFT_MAX` it
-proves nothing.
+hardly tells left-out work from honest work on other arithmetic, and above
+`recompute_result.DRIFT_MAX` it proves nothing.
 """
 
 from __future__ import annotations

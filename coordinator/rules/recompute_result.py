@@ -1,4 +1,4 @@
-"""Result of a recompute of an update, by two measured bounds, or of an answer, by wrong tokens. Pure
+"""Result of a recompute: of an update by two measured bounds, of an answer by wrong tokens. Pure
 rules.
 
     tight  on comparable arithmetic: work within it was done exactly as leased
