@@ -48,7 +48,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 5.0
     connections_per_address: int = 2048
     headers_s: float = 10.0  # time in which all headers must arrive
-    body_window_s: float = 20.0  # window in each of which a body must arrive at 1 KiB/s
+    body_window_s: float = 20.0  # a body must arrive at 1 KiB/s in each such window
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

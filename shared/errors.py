@@ -250,7 +250,7 @@ def _not_utf8(error: UnicodeDecodeError) -> str:
 def system_error(error: OSError | UnicodeEncodeError) -> tuple[str, int]:
     """Return the sentence and the exit code of a command for an error of the operating system.
 
-    A full disk is worth another try (75); a read-only or forbidden one needs its owner (78).
+    A full disk is worth another try (75); a read-only or forbidden disk needs its owner (78).
     """
     from shared.sentences import Sentence
     from shared.text import escaped

@@ -279,7 +279,9 @@ class Engine:
             self._agent.choice.choose(command.runs)
 
     def _end_wait_for_owner(self, command: Command[Any]) -> None:
-        """Begin work if the command is Resume. Raises Conflict for any other in a first start."""
+        """Begin work if the command is Resume. Raises Conflict for another command in a first
+        start.
+        """
         if not isinstance(command, commands.Resume):
             raise Conflict(
                 Sentence("the first start waits for your answers: finish them on its screen")

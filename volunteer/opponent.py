@@ -86,8 +86,8 @@ class VersionOpponent:
         )
 
     def look(self, moves: Sequence[int]) -> BoardAnalysis:
-        """Return the position after `moves`. Raises BadRequest if one is illegal or no opponent is
-        loaded.
+        """Return the position after `moves`. Raises BadRequest if a move is illegal or no opponent
+        is loaded.
         """
         return self._seated().look(moves)
 

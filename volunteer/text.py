@@ -79,8 +79,8 @@ def nobody_at(url: str) -> str:
 def loss(value: float | None, measure: Measure = "loss") -> str:
     """Return a loss with three decimals, fewer for larger values: 3.412, 337.2, 2.1e+30.
 
-    For the measure "share solved" the loss is the share of unsolved problems; the solved ones are
-    returned: 63 %.
+    For the measure "share solved" the loss is the share of unsolved problems; return the share of
+    solved problems: 63 %.
     """
     if value is None:
         return "-"

@@ -57,7 +57,7 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
 
     volunteer_id: str
     key_id: int | None = None
-    runs: tuple[str, ...] = ()  # empty: every run
+    runs: tuple[str, ...] = ()  # () = every run
     organiser: bool = False  # asks every run, free and without a tier
 
 

@@ -66,7 +66,7 @@ class AddDataset(CommandRequest, frozen=True, kw_only=True):
     licence: str = ""
     source: str = ""
     vocab_size: int | None = None
-    column: str = ""  # column of records that holds the text; empty = "text"
+    column: str = ""  # column of records that holds the text; "" = "text"
     size: int | None = None  # size of images in pixels
     channels: int | None = None
     heldout_share: float | None = None

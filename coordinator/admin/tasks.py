@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class ListTasks(CommandRequest, frozen=True, kw_only=True):
-    """Request for tasks of one run, or of all; only the failed ones, or the open ones too."""
+    """Request for tasks of one run or of all runs: only failed tasks, or the open tasks too."""
 
     run: str = ""
     failed: bool = False
 
 
 class Requeue(CommandRequest, frozen=True, kw_only=True):
-    """Request to requeue the tasks with these numbers, or every failed one (of a run)."""
+    """Request to requeue the tasks with these numbers, or all failed tasks (of a run)."""
 
     ids: tuple[int, ...] = ()
     run: str = ""

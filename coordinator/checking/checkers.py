@@ -62,8 +62,8 @@ class Checkers(PlatformService):
         self._recomputes = recomputes
 
     async def take(self, name: str, machine: ComputeDevice, hold: str) -> CheckerOffer:
-        """Return a recompute, leased under the name `hold`; a repeated request gets the same.
-        Raises BadRequest, Conflict.
+        """Return a recompute, leased under the name `hold`; a repeated request gets the same
+        recompute. Raises BadRequest, Conflict.
         """
         if not _HOLD.fullmatch(hold):
             raise BadRequest("a hold is named by 32 hexadecimal digits")
@@ -95,7 +95,9 @@ class Checkers(PlatformService):
             return None
 
     async def renew(self, contribution: int, hold: str) -> bool:
-        """Renew a checker's hold; return False if another has the recompute, or it is done."""
+        """Renew a checker's hold; return False if another checker has the recompute, or it is
+        done.
+        """
 
         def renew(conn: Connection) -> bool:
             row = recomputes.get(conn, contribution)

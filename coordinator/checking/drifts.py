@@ -90,7 +90,9 @@ class Drifts(PlatformService):
         return {} if bound is None else {"drift_version": 0} | bound.columns
 
     async def _bound(self, case: Case, flops: float, steps: int) -> ProvableLength | None:
-        """Measure a task within a budget of operations and steps; None if that is impossible."""
+        """Measure within a budget of operations and steps how long a task can be and be proved;
+        None if that is impossible.
+        """
         run, planned = case.run, longest(case.run)
         most = min(steps, max(1, int(flops / max(1.0, 2 * run.step_flops))))
         try:

@@ -243,8 +243,8 @@ def _advance(bench: Workbench, work: Work, steps: float = math.inf) -> None:
 
 
 def missing_library(case: Case) -> str | None:
-    """Return the name of a library that a task needs and this machine lacks; None if it has all.
-    Raises NotFound where the workload is not installed.
+    """Return the name of a library that a task needs and this machine lacks; None if no library is
+    missing. Raises NotFound where the workload is not installed.
     """
     workload = definition(case.run).workload
     here = libraries_here(workload)

@@ -140,7 +140,7 @@ def _shown(run_id: int) -> sa.ColumnElement[bool]:
 
 
 def some_measured(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> list[VersionLoss]:
-    """Return the losses of these versions, if measured, and of the newest one, oldest first."""
+    """Return the losses of these versions, if measured, and of the newest version, oldest first."""
     columns = sa.select(_E.version, _E.loss, _E.at, _E.state).where(_E.run_id == run_id)
     newest = columns.where(_E.state == "done", _E.loss.is_not(None)).order_by(_E.version.desc())
     # Measured rows are picked here: in the query SQLite would read an index of all losses.

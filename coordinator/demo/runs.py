@@ -104,7 +104,7 @@ DEMOS: dict[str, _DemoKind] = {
         preparing="building a dataset of digits, and a judge that knows them", build=_digits
     ),
     "gomoku": _DemoKind(preparing="setting up a board of 6 x 6", minutes=3.0),
-    # Shorter, since its tokenizer and its libraries take the rest of two minutes.
+    # Shorter, since the tokenizer and the libraries take the rest of two minutes.
     "causal-lm": _DemoKind(preparing=_SOURCES, build=_texts, minutes=1.5),
     "rollouts": _DemoKind(preparing="setting up problems to sort", minutes=3.0),
     "members": _DemoKind(

@@ -74,7 +74,7 @@ class Servable(msgspec.Struct, frozen=True, kw_only=True):
     version: ModelVersion
     output: Output
     serve: ServeSettings
-    template: bool  # the chat template of its tokenizer formats conversations
+    template: bool  # True: the chat template of the model's tokenizer formats chats
     tier: TierSettings
     unit_nano: int  # price of a token or image, in thousandths of a micro-credit
     asker: Asker

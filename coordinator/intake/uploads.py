@@ -161,7 +161,7 @@ class Uploads(PlatformService):
         self._hashes: OrderedDict[str, tuple[int, hashlib._Hash]] = OrderedDict()
         # A grant reserves nothing: the bytes come later anyway, and a full disk then refuses them.
         self._free = CachedValue(self._free_bytes, FREE_S, on.clock)
-        self._granted_bytes: dict[int, int] = {}  # of each run, whose model never changes
+        self._granted_bytes: dict[int, int] = {}  # update size by run, whose model never changes
         # uploads of one account are granted in turn, since each counts against its quota
         self._granting = Batcher(
             self._grant_all, BATCH_MAX, key=lambda each: each.principal.volunteer_id

@@ -255,7 +255,7 @@ class Evaluation(PlatformService):
                 blob = (sample_sha, len(measured.sample.data), "sample")
                 datasets.register(conn, [blob], now, self._blobs.serials)
             best = None if about.members_choose else evaluations.best(conn, run.id)
-            if about.matches_choose:  # matches set it later, version 0 is the first
+            if about.matches_choose:  # matches set later best versions, 0 is the first
                 best = 0 if run.best is None else None
             if best is not None:
                 runs.set_values(conn, run.id, best=best)

@@ -47,7 +47,7 @@ class MergeTerms(msgspec.Struct, frozen=True, kw_only=True):
     cooling: float = 1.0  # factor on the outer rate, lower towards the end of the run
     rate: float = 0.0  # learning rate by the schedule of `[train]`
     noise_key: str = ""  # secret seed of the noise, erased when the version is published
-    # samples of the data that each worker keeps, in a run whose members keep it
+    # samples of the data that each worker keeps, in a run whose members keep the data
     samples: dict[str, int] = {}
 
 

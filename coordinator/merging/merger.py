@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from coordinator.runs.runs import Runs
 
 POLL_S = 1.0  # interval of checking deadlines when nothing else wakes the merger
-IDLE_S = 5.0  # the same while no run is running
+IDLE_S = 5.0  # the same interval while no run is running
 FAILURES_MAX = 2  # failures after which each contribution is tried alone
 # most that the loss of a gated merge may be, as a multiple of the last measured loss
 GATE_RATIO = 1.5

@@ -138,7 +138,9 @@ class Parts(PlatformService):
             await watch.wait(POLL_S)
 
     async def help(self) -> bool:
-        """Make parts of other replicas' merges, one for each thread. Return True if it made any."""
+        """Make parts of other replicas' merges, one for each thread. Return True if a part was
+        made.
+        """
         helped = await asyncio.gather(*(self._make_next() for _ in range(self.threads)))
         return any(helped)
 
@@ -275,7 +277,8 @@ class Parts(PlatformService):
 
     def _hold(self, conn: Connection, files: Iterable[str]) -> SpentFiles:
         """Hold files that no part refers to, so that nobody can announce them before they are
-        deleted. None is held in a store that another database may use, or after lost transactions.
+        deleted. No file is held in a store that another database may use, or after lost
+        transactions.
         """
         if key_values.get(conn, key_values.STORE_TROUBLE) or key_values.get(conn, key_values.LOST):
             return NO_FILES

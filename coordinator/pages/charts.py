@@ -103,7 +103,7 @@ def line(points: Sequence[Point], most: float = math.inf) -> Line | None:
 
 def _ticks(low: float, high: float, most: float) -> list[float]:
     """Return round values, evenly spread, from `low` or below to `high` or above: if both are
-    equal, none is above `most`, and none below zero unless `low` is.
+    equal, no value is above `most`, and none below zero unless `low` is.
     """
     if high - low < 1e-9 * max(1.0, abs(high)):
         least = 0.0 if low >= 0 else -math.inf

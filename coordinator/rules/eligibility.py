@@ -23,7 +23,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0  # 0 = unknown
     host_bytes: int = 0  # memory of the host beside the device's own
     workloads: frozenset[str] = frozenset()
-    runs: frozenset[str] = frozenset()  # runs that the owner chose; empty = any
+    runs: frozenset[str] = frozenset()  # runs that the owner chose; empty = any run
     kinds: frozenset[str] = frozenset()
     codecs: frozenset[str] = frozenset()
     versions: Mapping[str, int] = {}  # versions of the machine's workloads, if it reported them

@@ -59,7 +59,7 @@ class RunLine(OverviewPart, frozen=True, kw_only=True):
     accepted: int = 0  # updates that wait for the merge
     steps: int = 0  # merged steps
     tokens: int = 0
-    time: MachineTime | None = None  # None while its machines were hardly there
+    time: MachineTime | None = None  # None if the run's machines were hardly present
     pushed: Flow  # work submitted by volunteers in the window
     pulled: Flow  # work merged into versions
 
@@ -175,7 +175,7 @@ class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
     name: str = ""
     where: str = ""  # address of the process; machine and port if several share it
     software: str = ""
-    closed: str = ""  # why it accepts nothing new
+    closed: str = ""  # why the process accepts nothing new
     disk_free: float = 0.0
     disk_total: float = 0.0
     cpu_s: float = 0.0  # processor time since the process started

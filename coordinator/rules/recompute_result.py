@@ -76,8 +76,8 @@ def drifts_too_far(redone: Redone) -> bool:
 
 
 def judge(redone: Redone, precision: str = "float32", *, comparable: bool) -> Result:
-    """Judge a recompute. `comparable` is False if the worker's arithmetic differs from the
-    machine's that recomputed.
+    """Judge a recompute. `comparable` is False if the worker's arithmetic differs from that of the
+    machine that recomputed.
     """
     if drifts_too_far(redone):
         return "unproven"

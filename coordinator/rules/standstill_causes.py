@@ -78,7 +78,7 @@ class EpisodeFacts(Facts, frozen=True, kw_only=True):
 
     unit: str = "episode"
     made: int = 0
-    taught: float = 1.0  # share of them that learners can use
+    taught: float = 1.0  # share of the episodes that learners can use
     learning: int = 0  # tasks of learners that have not ended
     since: float | None = None
 

@@ -369,7 +369,7 @@ class Runs(PlatformService):
             check_tokenizers(name, first.sha256 if first else None, tokenizer)
 
     def _add_version(self, conn: Connection, run: RunRow, content: Content, kind: str) -> None:
-        """Add a version that no merge made: the initial one, or a rollback."""
+        """Add a version that no merge made: the initial version, or a rollback."""
         version = 0 if kind == "initial" else run.head + 1
         progress = TrainingProgress(version=version, global_step=run.global_step, tokens=run.tokens)
         values: dict[str, object] = {"kind": kind, "contributions": "[]", "update_norm": None}

@@ -52,11 +52,11 @@ class Cause(StrEnum):
     """Cause of a run's standstill; see coordinator/rules/standstill_causes.py."""
 
     PAUSED = "paused"  # by its organiser
-    AT_FAULT = "at_fault"  # it paused itself
+    AT_FAULT = "at_fault"  # the run paused itself
     NO_SERVER = "no_server"
     CLOSED = "closed"  # a disk or store is full, read-only or away
     MERGE_FAILS = "merge_fails"
-    FAILING = "failing"  # on every machine
+    FAILING = "failing"  # tasks fail on every machine
     REFUSED = "refused"
     NOTHING_TEACHES = "nothing_teaches"
     NO_FIT = "no_fit"

@@ -33,7 +33,7 @@ class UploadInfo(Message):
     size: Size
     complete: bool
     expires_at: float
-    url: str = ""  # of the store, for a PUT of at most UPLOAD_PIECE_BYTES; "" = send it here
+    url: str = ""  # URL of the store, to PUT at most UPLOAD_PIECE_BYTES; "" = send them here
 
 
 class SubmitRequest(Message, kw_only=True, forbid_unknown_fields=True):

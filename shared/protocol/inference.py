@@ -34,7 +34,7 @@ class KeyRequest(Message):
     name: Word = ""
     cap_micro: Number | None = None
     expires_at: float | None = None  # UTC epoch seconds
-    runs: Words = ()  # empty: every run
+    runs: Words = ()  # () = every run
 
 
 class KeyInfo(Message):

@@ -25,7 +25,7 @@ class ClaimRequest(Message):
     step_flops: float = 0.0  # speed of a real training step on this device; 0 = unknown
     memory_bytes: int = 0
     host_bytes: int = 0  # memory of the host that a task may use beside the device's own
-    runs: tuple[str, ...] = ()  # empty = any
+    runs: tuple[str, ...] = ()  # () = any run
     kinds: tuple[str, ...] = ()
     codecs: tuple[str, ...] = ("float32", "bf16")
     # Version of each workload on this worker; an unnamed workload is not checked.

@@ -29,7 +29,7 @@ class Link(Message):
     """Step from older published weights to newer ones: a blob and its codec."""
 
     base: str  # SHA-256 of the published weights before the link
-    weights: str  # SHA-256 of the published weights after it
+    weights: str  # SHA-256 of the published weights after the link
     blob: BlobRef
     codec: str
     rounded: bool  # the resulting weights are rounded to bfloat16

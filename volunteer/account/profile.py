@@ -176,7 +176,7 @@ class Profile:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the lock of a running instance. Raises Configuration if another holds it,
+        """Hold the lock of a running instance. Raises Configuration if another instance holds it,
         StorageFull.
         """
         path = self.path / "lock"

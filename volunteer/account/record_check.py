@@ -148,9 +148,9 @@ class RecordCheck:
         return await self.compare_and_store(now)
 
     async def compare_and_store(self, new: KeptHead) -> str:
-        """Compare a signed head with the newest stored one, and store it if it is larger and
-        continues that one. Return "", or a sentence if they contradict each other: then the head is
-        stored as evidence.
+        """Compare a signed head with the newest stored head, and store it if it is larger and
+        continues the stored head. Return "", or a sentence if they contradict each other: then the
+        head is stored as evidence.
         """
         heads = self._book.signed_heads.heads
         newest = heads[-1] if heads else None

@@ -58,7 +58,7 @@ class BaseVersions:
         """Bind the base of a lease and fetch its weights, which are kept until `stack` closes.
 
         The coordinator chooses the newest version, but after a restart the earlier base, and for an
-        audit the base of the audited task. Returns None if it chooses the version of
+        audit the base of the audited task. Return None if the coordinator chooses the version of
         `newest_manifest`, which is loaded already. Raises Gone, BadSignature, OlderVersion,
         InvalidFrame.
         """

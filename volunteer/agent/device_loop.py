@@ -342,7 +342,7 @@ class DeviceLoop:
         elif isinstance(error, OwnDataUnusable):
             with self._rest():
                 await ends.end_without_result(work, "released", message)
-                await ends.withdraw(work.lease.run)  # the coordinator has no tasks for it then
+                await ends.withdraw(work.lease.run)  # then this machine gets no tasks of the run
                 await self._wait_after_failure(message)
         elif isinstance(error, OutOfMemory):  # other runs may fit
             self.choice.does_not_fit(work.lease.run, self.device.id, error.needed_bytes)

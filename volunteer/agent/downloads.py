@@ -142,7 +142,7 @@ class Downloads:
     def verify(self, signed: SignedManifest, lease: Lease, floor: int = -1) -> VersionManifest:
         """Return the manifest after verifying its signature.
 
-        If the newest version was requested, `floor` is the newest one seen before. Raises
+        If the newest version was requested, `floor` is the newest version seen before. Raises
         BadSignature, OlderVersion for a version below the floor, InvalidFrame also for a version
         that expired longer ago than the grace time.
         """

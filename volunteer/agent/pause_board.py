@@ -109,7 +109,9 @@ class PauseBoard:
         return 0.0 < reason.ends_at <= now
 
     def paused(self, device: str) -> PauseReason | None:
-        """Return a reason why a device is paused, if any; for "" one that pauses all devices."""
+        """Return a reason why a device is paused, None if it is not; for "" a reason that pauses
+        all devices.
+        """
         for name in ("", device):
             for reason in self._reasons.get(name, {}).values():
                 return reason

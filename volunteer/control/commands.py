@@ -66,7 +66,7 @@ class Probe(Command[ServerInfo]):
 
 
 class Join(Command[Joined]):
-    """Make an account (or find the one made before) and start to work with it.
+    """Make an account (or find the account made before) and start to work with it.
 
     Raises InvalidName, Forbidden.
     """

@@ -116,7 +116,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     lent_bytes: dict[str, int] = {}  # memory that a task may use, by device; 0 = unknown
     host_bytes: int = 0  # memory of the host that a task may use beside a device's own
-    problems: dict[str, Words] = {}  # of unusable devices
+    problems: dict[str, Words] = {}  # problems of unusable devices, by device
     benchmarks: tuple[Benchmark, ...] = ()
     steps: tuple[ModelStep, ...] = ()  # measured steps of the runs' own models
     shortages: tuple[Shortage, ...] = ()  # memory shortages of runs

@@ -223,7 +223,9 @@ def _read(path: Path, kind: type[T]) -> T:
 
 
 def evenly_spaced(heads: Sequence[KeptHead], most: int) -> list[KeptHead]:
-    """Return at most `most` heads, evenly spaced, with the last and, of several, the first."""
+    """Return at most `most` evenly spaced heads, with the last, and the first unless `most` is
+    1.
+    """
     if len(heads) <= most:
         return list(heads)
     gap = (len(heads) - 1) / max(1, most - 1)

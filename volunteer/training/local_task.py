@@ -364,7 +364,7 @@ def _begin(
     workload: Workload, job: Job, weights: Weights, data: LocalData, device: str, *, streams: bool
 ) -> Work:
     """Begin a task on a device; with `streams` its state stays in the memory of the host. Raises
-    MemoryError if the work cannot.
+    MemoryError if the work cannot keep it there.
     """
     work = workload.begin(job, weights, data, "cpu" if streams else device)
     if streams and not (isinstance(work, Streamable) and work.stream(device)):

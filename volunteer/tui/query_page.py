@@ -45,7 +45,9 @@ class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return self.value is not None and (away or scene.now - self.at > AGED_S)
 
     def note(self, scene: Scene) -> str:
-        """Return the note for the border: the age of an old reply, or that the first is awaited."""
+        """Return the note for the border: an old reply's age, or that the first reply is
+        awaited.
+        """
         if self.value is not None and self.old(scene):
             return as_of(scene.now - self.at)
         return _("asking") if self.pending and self.value is None else ""

@@ -122,7 +122,9 @@ def inclusions(conn: Connection, places: Sequence[int], size: int) -> list[list[
 
 
 def consistency(conn: Connection, old: int, new: int) -> list[bytes]:
-    """Return the proof that the tree of `new` entries begins with `old` ones. Raises NotFound."""
+    """Return the proof that the tree of `new` entries begins with the tree of `old` entries. Raises
+    NotFound.
+    """
     _check_size(conn, new)
     if not 0 < old <= new:
         raise NotFound(f"a record of {new} entries does not begin with one of {old}")

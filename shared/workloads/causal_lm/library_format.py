@@ -134,7 +134,7 @@ class _Words(NamedTuple):
 
 
 def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:
-    """Return every weight, with W + alpha / rank B A for adapted ones."""
+    """Return every weight, with W + alpha / rank B A for adapted weights."""
     tensors = {spec.name: whole[spec.name].float() for spec in architectures.schema(config.shape)}
     if isinstance(config.shape, NeoxShape) and HEAD in tensors:
         tensors["embed_out.weight"] = tensors.pop(HEAD)  # its name in files of GPT-NeoX

@@ -76,7 +76,7 @@ class CausalModel:
         return logits
 
     def _masks(self, past: Past) -> Tensor | dict[str, Tensor]:
-        """Return one mask for all layers, or one for each kind, sliding and full."""
+        """Return one mask for all layers, or a mask for each kind of layer, sliding and full."""
         settings = self.module.config
         window = getattr(settings, "sliding_window", None)
         if window is None:

@@ -58,7 +58,7 @@ def open_image(
     """Decode an image in one of `formats`, with at most `pixels_max` pixels.
 
     A JPEG may be scaled down, with both sides at least `side` long, if that is not 0. Raises
-    BadRequest, with a sentence, for a file of another format, and for one that is too large,
+    BadRequest, with a sentence, for a file of another format, and for a file that is too large,
     damaged or truncated.
     """
     try:

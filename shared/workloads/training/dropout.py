@@ -77,8 +77,8 @@ class SampleDropout(nn.Module):
 def mix_words(value: Tensor) -> Tensor:
     """Mix 64-bit words in place (SplitMix64's output function) and return them.
 
-    Shifts are arithmetic on every device. The last one masks the sign bits that it brings in, since
-    a word xor its own sign would never be negative.
+    Shifts are arithmetic on every device. The last shift masks the sign bits that it brings in,
+    since a word xor its own sign would never be negative.
     """
     value ^= value >> 30
     value *= _FIRST
