@@ -27,10 +27,9 @@ from shared.errors import (
     InvalidName,
     TooManyRequests,
     Unauthorized,
-    UpgradeRequired,
 )
 from shared.protocol.accounts import RegisterRequest
-from shared.protocol.limits import PROTOCOL_MIN
+from shared.protocol.protocol_version import check_client
 from shared.units import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
@@ -64,8 +63,7 @@ def check(request: RegisterRequest) -> None:
     secret_codes.check_id("volunteer_id", request.volunteer_id)
     secret_codes.check_id("worker_id", request.worker_id)
     secret_codes.check_secret(request.secret)
-    if request.protocol < PROTOCOL_MIN:
-        raise UpgradeRequired()
+    check_client(request.protocol)
     if len(request.accepts) > ACCEPTS_MAX:
         raise BadRequest(f"at most {ACCEPTS_MAX} runs can be accepted at once")
 

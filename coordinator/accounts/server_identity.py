@@ -27,7 +27,7 @@ from shared.network.links import JoinLink, is_loopback
 from shared.programs.wheel import Wheel, own_wheel
 from shared.proofs.signing import SigningKey, fingerprint, identity_payload
 from shared.protocol.accounts import RunInfo, ServerInfo, SignedWheel
-from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
+from shared.protocol.protocol_version import PROTOCOL, PROTOCOL_MIN
 from shared.protocol.transparency import RestorePayload, SignedRestore
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from shared.errors import BY_CODE
 from shared.protocol.base import ErrorBody
 from shared.protocol.endpoint import NOTHING, NUMBERS, Endpoint
 from shared.protocol.inference import OpenAiErrorBody
-from shared.protocol.limits import PROTOCOL
+from shared.protocol.protocol_version import PROTOCOL
 
 _REF = "#/components/schemas/{name}"
 _BYTES = {"schema": {"type": "string", "format": "binary"}}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from shared.protocol.base import Count, Message, RunState, Standstill
-from shared.protocol.limits import PROTOCOL
 from shared.protocol.members import MembersData
+from shared.protocol.protocol_version import PROTOCOL
 from shared.protocol.transparency import SignedRestore
 from shared.protocol.versions import SuiteCourse
 from shared.workloads.declaration import Measure, Output, Teaching

@@ -1,4 +1,4 @@
-"""Versions of the protocol, limits of sizes, and times of a lease."""
+"""Limits of sizes, and times of a lease."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from unicodedata import category
 
 from shared.text import is_undrawn
 
-PROTOCOL = 1  # version of this code
-PROTOCOL_MIN = 1  # oldest version that this code serves
 API = "/api/v1"
 
 # Limits. Settings may only tighten them.

@@ -25,6 +25,7 @@ SHARED = [
         "errors",
         "network/links",
         "proofs/signing",
+        "protocol/protocol_version",
         "nearest_name",
         "settings",
         "decoding",

@@ -19,14 +19,13 @@ from shared.errors import (
     InvalidName,
     Unauthorized,
     Unreachable,
-    UpgradeRequired,
 )
 from shared.network.links import JoinLink, is_loopback
 from shared.proofs.proof_of_work import solve, solved_probability
 from shared.proofs.signing import fingerprint_fits, is_whole_fingerprint
 from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterReply, RegisterRequest, ServerInfo
-from shared.protocol.limits import PROTOCOL
+from shared.protocol.protocol_version import check_server
 from shared.sentences import Sentence
 from shared.workloads.base import installed
 from volunteer.account.profile import Identity, Profile, new_identity
@@ -72,19 +71,6 @@ def connector(clock: Clock) -> Connect:
     return lambda address, token: Client(address, clock=clock, token=token)
 
 
-def check_server(server: ServerInfo) -> None:
-    """Raise UpgradeRequired when the server needs a newer version."""
-    if server.protocol_min > PROTOCOL:
-        raise UpgradeRequired(
-            Sentence(
-                "this program is too old for the coordinator (protocol {protocol}, it needs "
-                "{protocol_min}): `volunteer update`",
-                protocol_min=server.protocol_min,
-                protocol=PROTOCOL,
-            )
-        )
-
-
 async def probe(link: JoinLink, connect: Connect, patience_s: float = 0.0) -> ServerInfo:
     """Return the identity of the server at a link.
 
@@ -109,7 +95,7 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = 0.0) -> Se
         raise
     finally:
         await client.close()
-    check_server(server)
+    check_server(server.protocol, server.protocol_min)
     try:
         key = bytes.fromhex(server.public_key)
     except ValueError as error:

@@ -19,11 +19,10 @@ from shared.clock import ServerClock
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import Device
-from shared.protocol.limits import PROTOCOL
+from shared.protocol.protocol_version import PROTOCOL, check_server
 from shared.sentences import Sentence
 from shared.workloads.base import Workload
 from shared.workloads.base import load as load_any
-from volunteer.account.join import check_server
 from volunteer.account.membership import declare_all
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.answering import Answering
@@ -286,7 +285,7 @@ class Agent:
         self._bus.notice(Sentence("connecting to {url}", url=identity.url))
         await self.remote.api.client.recognise()
         server = await self.remote.api.call(endpoints.SERVER)
-        check_server(server)
+        check_server(server.protocol, server.protocol_min)
         self.remote.transfers.store = server.store
         self.remote.transfers.mirrors = dict.fromkeys(server.mirrors, math.inf)
         if server.protocol_min_next > PROTOCOL:

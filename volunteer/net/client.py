@@ -26,6 +26,7 @@ from shared.network.links import is_loopback
 from shared.network.proxy import proxy_of, without_credentials
 from shared.network.tls_pin import WrongCertificate
 from shared.protocol.limits import API, HEARTBEAT_S, JSON_BYTES_MAX
+from shared.protocol.protocol_version import HEADER, PROTOCOL
 from shared.sentences import Sentence, encode_english, figure
 from shared.text import printable
 from volunteer.net.bandwidth import Throttle, TimeLimit
@@ -347,8 +348,8 @@ class Client:
         self._online = online
 
     def _headers(self, headers: Mapping[str, str], secret: bool = True) -> dict[str, str]:
-        """Return the headers; a `secret` request has the token, and raises Configuration on an
-        insecure connection.
+        """Return the headers; a `secret` request has the token and the version of the protocol,
+        and raises Configuration on an insecure connection.
         """
         sent = dict(headers)
         if secret:
@@ -362,6 +363,7 @@ class Client:
                 )
             if self._token:
                 sent["Authorization"] = f"Bearer {self._token}"
+                sent[HEADER] = str(PROTOCOL)
         return sent
 
     @asynccontextmanager

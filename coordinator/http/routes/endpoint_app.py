@@ -35,6 +35,7 @@ from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
 from shared.network.links import is_loopback
 from shared.protocol.base import ErrorBody
 from shared.protocol.endpoint import KEY_MAX, NUMBERS, Endpoint
+from shared.protocol.protocol_version import HEADER, check_header
 from shared.sentences import encode_english
 
 if TYPE_CHECKING:
@@ -249,7 +250,9 @@ def _bearer(scope: Scope) -> tuple[str, str]:
 
 
 async def sign_in(scope: Scope, coordinator: Coordinator) -> Principal:
-    """Return the worker behind a request. Raises Unauthorized, Banned, TooManyRequests."""
+    """Return the worker behind a request. Raises Unauthorized, Banned, TooManyRequests,
+    UpgradeRequired, BadRequest.
+    """
     principal = coordinator.volunteers.recall(raw_header(scope, b"authorization"))
     if principal is None:
         who, secret = _bearer(scope)
@@ -259,6 +262,7 @@ async def sign_in(scope: Scope, coordinator: Coordinator) -> Principal:
             )
         principal = await coordinator.volunteers.authenticate(who, secret)
     coordinator.rates.hit("worker", principal.worker_id)
+    check_header(header(scope, HEADER.lower().encode()))
     return principal
 
 

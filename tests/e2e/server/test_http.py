@@ -30,6 +30,7 @@ from shared.protocol.contributions import UploadInfo, Verdict
 from shared.protocol.heartbeat import HeartbeatReply
 from shared.protocol.limits import API, HEARTBEAT_S
 from shared.protocol.listings import LedgerRow
+from shared.protocol.protocol_version import HEADER, PROTOCOL, PROTOCOL_MIN
 from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator, refused
 from tests.support.served import served
@@ -143,6 +144,21 @@ async def test_held_out_data_and_uploads_are_never_served(home: LocalCoordinator
     refused(await ann.get(f"/blobs/{hashlib.sha256(data).hexdigest()}"), 404)
     refused(await ann.get("/blobs/../../etc/passwd"), 404)
     refused(await ann.get("/blobs/" + "A" * 64), 400)
+
+
+async def test_a_program_that_became_too_old_is_told_so_by_every_reply(
+    home: LocalCoordinator,
+) -> None:
+    ann = await home.join("Ann")
+    for version in ("", str(PROTOCOL), str(PROTOCOL + 1)):
+        assert (await ann.get("/workers/me", **{HEADER: version})).status_code == 200
+    for _ in range(2):  # the account stays as it is
+        refused(await ann.get("/workers/me", **{HEADER: str(PROTOCOL_MIN - 1)}), 426)
+        assert (await ann.get("/workers/me")).status_code == 200
+    for version in ("one", "-1", "9" * 30):
+        refused(await ann.get("/workers/me", **{HEADER: version}), 400)
+    # what an old program needs in order to update itself
+    assert (await ann.get("/server", **{HEADER: "0"})).status_code == 200
 
 
 async def test_a_lost_reply_costs_nothing(home: LocalCoordinator) -> None:

@@ -30,7 +30,7 @@ from shared.errors import (
 from shared.network.links import parse_link
 from shared.protocol import endpoints
 from shared.protocol.accounts import ServerInfo
-from shared.protocol.limits import PROTOCOL
+from shared.protocol.protocol_version import PROTOCOL, PROTOCOL_MIN
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_volunteer import local_machine
 from tests.support.virtual_clock import VirtualClock
@@ -129,6 +129,12 @@ async def test_a_version_that_is_too_old_names_the_command_that_updates() -> Non
     with pytest.raises(UpgradeRequired) as error:
         await looked_up("https://train.example.org", newer)
     assert str(error.value).endswith(": `volunteer update`")
+
+
+async def test_a_coordinator_that_is_too_old_is_named_as_the_one_to_update() -> None:
+    older = replace(SERVER, protocol=PROTOCOL_MIN - 1, protocol_min=PROTOCOL_MIN - 1)
+    with pytest.raises(Configuration, match="the coordinator is too old for this program"):
+        await looked_up("https://train.example.org", older)
 
 
 @pytest.mark.parametrize(("code", "says"), [(9, "not yet valid"), (10, "has expired")])

@@ -24,6 +24,7 @@ from shared import errors
 from shared.errors import VolunteerError
 from shared.protocol.base import ErrorBody
 from shared.protocol.limits import HEARTBEAT_S
+from shared.protocol.protocol_version import HEADER, PROTOCOL
 from tests.support.certificates import certificate
 from tests.support.virtual_clock import VirtualClock
 from volunteer.net.bandwidth import TimeLimit
@@ -102,6 +103,7 @@ async def test_a_typed_answer() -> None:
     assert (await made.call(ask())).value == 7
     assert wire.requests[0].headers["authorization"] == "Bearer worker.secret"
     assert wire.requests[0].headers["accept-encoding"] == "identity"
+    assert wire.requests[0].headers[HEADER] == str(PROTOCOL)
     assert made.received_bytes == len(b'{"value":7}')
 
 
@@ -112,7 +114,7 @@ async def test_no_secret_goes_over_plain_http_beyond_this_machine(url: str) -> N
         await client(wire, Address(url=url)).call(ask())
     assert wire.requests == []
     await client(wire, Address(url=url)).call(ask(secret=False))
-    assert "authorization" not in wire.requests[0].headers
+    assert not {"authorization", HEADER.lower()} & set(wire.requests[0].headers)
 
 
 async def test_a_redirect_is_not_followed() -> None:
