@@ -347,9 +347,11 @@ async def test_a_suspended_account_forfeits_and_is_not_paid_for_what_is_under_wa
     await database.write(lambda conn: merged(conn, run, NEW, 1.0))
     waiting = await database.write(lambda conn: accepted(conn, run, NEW, 1.0))
     before = await database.read(lambda conn: contributions.by_id(conn, waiting))
+    await database.write(lambda conn: draw(conn, waiting))
     taken = await database.write(lambda conn: suspend(conn, NEW, "copies", 2.0))
     assert (taken.contributions, taken.pending_micro, taken.escrow_micro) == (2, PRICE, PRICE)
     assert await have(database) == (0, 0, 0)
+    assert await database.read(lambda conn: recomputes.open_of(conn, NEW)) == []
     # No merge takes it any more, and one that began with it pays nothing.
     after = await database.read(lambda conn: contributions.by_id(conn, waiting))
     assert (after.state, after.weight) == ("superseded", 0.0)
@@ -405,9 +407,17 @@ async def test_the_organiser_suspends_with_a_reason_and_vouches(
     assert [(line.action, json.loads(line.detail)["reason"]) for line in lines] == [
         ("volunteer.unsuspend", "a mistake"), ("volunteer.suspend", "copies of others"),
     ]  # fmt: skip
-    await people.vouch(NEW)
     await database.write(lambda conn: merged(conn, run, NEW, 2.0))
-    assert await have(database) == (0, 0, PRICE)
+    await people.vouch(NEW)
+    (line, *_) = await database.read(lambda conn: record.entries(conn))
+    assert (line.action, json.loads(line.detail)) == ("volunteer.vouch", {"vested": 1})
+    await people.suspend(FRIEND, "copies")
+    await people.unsuspend(FRIEND, "a mistake")  # who was vouched for stays so
+    for who, earned in ((NEW, 2 * PRICE), (FRIEND, PRICE)):
+        await database.write(partial(merged, run=run, who=who, now=3.0))
+        assert await have(database, who) == (0, 0, earned)
+        row = await database.read(partial(volunteers.existing, volunteer_id=who))
+        assert row.standing == "vetted"
     assert await breaches(database) == []
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, select
 
 from coordinator.accounts.accounts import LINK_S, Volunteers
 from coordinator.config import Settings
+from coordinator.database import record
 from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.accounts import consents, workers
 from coordinator.database.tables.schema import metadata
@@ -57,8 +58,16 @@ async def test_a_lost_reply_costs_nothing(people: Volunteers, database: Database
     replies = [await people.register(request) for _ in range(3)]
     assert [reply.created for reply in replies] == [True, False, False]
     assert len({reply.volunteer_id for reply in replies}) == 1
-    renamed = msgspec.structs.replace(request, nickname="Somebody Else")
-    assert (await people.register(renamed)).nickname == "Mia"
+    await database.write(lambda conn: add_run(conn, "alpha"))
+    changed = msgspec.structs.replace(
+        request, nickname="Other", hardware=Hardware(hostname="attic"), accepts=("alpha",)
+    )
+    principal = await people.authenticate(request.worker_id, request.secret)
+    await people.leave(principal)
+    assert (await people.register(changed)).nickname == "Mia"
+    machines = (await people.me(principal)).workers
+    assert [(machine.hostname, machine.state) for machine in machines] == [("attic", "online")]
+    assert len(await database.read(lambda conn: conn.execute(select(consents)).all())) == 1
 
 
 async def test_the_same_request_twenty_times_at_once_makes_one_account(people: Volunteers) -> None:
@@ -165,6 +174,9 @@ async def test_what_may_run_on_a_machine_follows_its_owner(
     changed = BenchmarkRequest(benchmarks=(), workloads=("gomoku", "gpt"))
     await people.set_benchmark(principal, changed)
     assert await told() == ["gomoku", "gpt"]
+    moved = BenchmarkRequest(benchmarks=(), hardware=Hardware(hostname="attic", cores=2))
+    await people.set_benchmark(principal, moved)
+    assert [machine.hostname for machine in (await people.me(principal)).workers] == ["attic"]
 
 
 async def test_the_same_consent_many_times_at_once_is_one(
@@ -270,7 +282,7 @@ async def test_names_that_could_not_both_be_nicknames_are_named(people: Voluntee
 
 
 async def test_expired_withdrawn_and_unknown_invites_open_nothing(
-    people: Volunteers, clock: VirtualClock
+    people: Volunteers, clock: VirtualClock, database: Database
 ) -> None:
     short, gone = await people.invites.create(count=2, expires_s=60)
     assert (await people.invites.revoke(gone.id)).state == "withdrawn"
@@ -284,6 +296,10 @@ async def test_expired_withdrawn_and_unknown_invites_open_nothing(
             await people.register(newcomer("Mia", code=code))
     with pytest.raises(NotFound, match="invite list"):
         await people.invites.revoke(10**9)
+    lines = await database.read(lambda conn: record.entries(conn))
+    assert [(line.action, line.subject) for line in lines] == [
+        ("invite.revoke", str(gone.id)), ("invite.create", str(short.id)),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -297,7 +313,7 @@ async def test_senseless_invites_are_refused(people: Volunteers, wrong: dict[str
 
 
 async def test_a_link_code_adds_a_machine_to_the_account(
-    people: Volunteers, clock: VirtualClock
+    people: Volunteers, clock: VirtualClock, database: Database
 ) -> None:
     mia = await join(people, "Mia")
     link = await people.link_code(mia)
@@ -310,6 +326,8 @@ async def test_a_link_code_adds_a_machine_to_the_account(
     laptop = await people.authenticate(request.worker_id, request.secret)
     assert laptop.volunteer_id == mia.volunteer_id
     assert len((await people.me(mia)).workers) == 2
+    (line,) = await database.read(lambda conn: record.entries(conn))
+    assert (line.action, line.subject) == ("volunteer.link", mia.volunteer_id)
     with pytest.raises(Forbidden, match="used already"):
         await people.register(newcomer("eve", code=link.code))
 

@@ -200,6 +200,8 @@ async def test_one_contribution_is_reversed_once_and_only_if_paid(database: Data
         *(reversals.of_contribution(number, "wrong") for _ in range(4)), return_exceptions=True
     )
     assert sum(isinstance(one, Conflict) for one in found) == 3
+    (line,) = await database.read(lambda conn: record.entries(conn))
+    assert (line.action, line.subject) == ("contribution.reverse", str(number))
     assert (await has(database)).earned_micro == 0
     assert await breaches(database) == []
 

@@ -136,6 +136,8 @@ async def test_a_banned_account_cannot_be_entered_by_an_old_link_code(people: Vo
     await people.ban("Mia")
     with pytest.raises(Banned):
         await people.register(newcomer("eve", code=link.code))
+    with pytest.raises(Banned, match="no secret can be issued"):
+        await people.reissue("Mia")
 
 
 async def test_states_follow_what_was_heard(people: Volunteers, clock: VirtualClock) -> None:
@@ -145,6 +147,9 @@ async def test_states_follow_what_was_heard(people: Volunteers, clock: VirtualCl
     await people.leave(mia)
     assert [w.state for w in (await people.me(mia)).workers] == ["left"]
     await people.authenticate(mia.worker_id, SECRET)  # back again: any request will do
+    assert [w.state for w in (await people.me(mia)).workers] == ["online"]
+    await people.leave(mia)  # at once, while its secret is still cached
+    await people.authenticate(mia.worker_id, SECRET)
     assert [w.state for w in (await people.me(mia)).workers] == ["online"]
 
 
@@ -214,8 +219,11 @@ async def test_a_forgotten_volunteer_leaves_only_true_books(
         await people.authenticate(mia.worker_id, SECRET)
     with pytest.raises(Unauthorized):
         await people.register(newcomer("Mia"))
-    with pytest.raises(Forbidden):
-        await people.unban(mia.volunteer_id)
+    for change in (people.ban(name), people.unban(name), people.rename(name, "Mia")):
+        with pytest.raises(Forbidden, match="was forgotten"):
+            await change
+    with pytest.raises(Banned, match="no secret can be issued"):
+        await people.reissue(name)
     assert (await people.show(name)).person.pending_micro == 50
     await database.write(record_tree.extend)
     assert await Ledger(database).check() == ()
