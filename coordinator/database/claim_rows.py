@@ -88,7 +88,7 @@ _LOADS = (
     .group_by(tasks.c.run_id)
 )
 _MINE = select(
-    tasks.c.id, tasks.c.claim_id, tasks.c.volunteer_id, tasks.c.worker_id, tasks.c.device
+    *(tasks.c[name] for name in ("id", "claim_id", "volunteer_id", "worker_id", "device", "run_id"))
 ).where(_DOING, among(tasks.c.volunteer_id, "volunteers"))
 _LIVE = select(tasks).where(among(tasks.c.id, "ids"))
 
@@ -100,7 +100,9 @@ def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> ClaimVie
     tasks_held = conn.execute(_MINE, {"volunteers": asking}).all()
     claim_ids = {waiter.claim_id for waiter in waiters}
     repeated = [row.id for row in tasks_held if row.claim_id in claim_ids]
-    counts = Counter((row.volunteer_id, row.worker_id, row.device) for row in tasks_held)
+    counts = Counter(
+        (row.volunteer_id, row.worker_id, row.device, row.run_id) for row in tasks_held
+    )
     loads = conn.execute(_LOADS).all()
     waiting = {load.run_id for load in loads if load.waiting}
     homes = ["", *sorted({waiter.worker_id for waiter in waiters})]
@@ -121,8 +123,10 @@ def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> ClaimVie
             for load in loads
         ),
         holdings=tuple(
-            Holding(volunteer_id=volunteer, worker_id=worker, device=device, count=count)
-            for (volunteer, worker, device), count in counts.items()
+            Holding(
+                volunteer_id=volunteer, worker_id=worker, device=device, run_id=run_id, count=count
+            )
+            for (volunteer, worker, device, run_id), count in counts.items()
         ),
         todo=todo,
     )

@@ -96,7 +96,20 @@ _REVERTED = (
     )
     .correlate(contributions)
 )
-_MERGEABLE = _LEFT_OVER.where(_C.unproven.is_(False), ~_REVERTED)
+_WAITS = _TO_MERGE & _C.unproven.is_(False)
+_TURN = sa.func.row_number().over(partition_by=_C.volunteer_id, order_by=_MERGE_ORDER)
+_IN_TURN = (
+    sa.select(_C.id, _C.task_id, _C.part, _C.tries, _TURN.label("turn"))
+    .where(_WAITS, ~_REVERTED)
+    .subquery()
+)
+_BATCH = (
+    sa.select(_IN_TURN.c.id)
+    .order_by(_IN_TURN.c.turn, _IN_TURN.c.task_id, _IN_TURN.c.part, _IN_TURN.c.tries)
+    .limit(sa.bindparam("most"))
+)
+_MERGEABLE = sa.select(contributions).where(_C.id.in_(_BATCH)).order_by(*_MERGE_ORDER)
+_WAITING_ACCOUNTS = sa.select(_C.volunteer_id).where(_WAITS).distinct().limit(sa.bindparam("most"))
 _LEFT_BEHIND = (
     sa.select(contributions)
     .where(
@@ -170,9 +183,19 @@ def unchecked(conn: sa.Connection, limit: int) -> list[ContributionRow]:
 
 
 def mergeable(conn: sa.Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
-    """Return the accepted updates that may be merged now, in merge order."""
+    """Return the accepted updates that may be merged now, in merge order. Of more than `limit` the
+    accounts take turns: the oldest update of each comes before a second one of any.
+    """
     rows = conn.execute(_MERGEABLE, {"where_run_id": run_id, "most": limit}).mappings()
     return [_row(row) for row in rows]
+
+
+def waiting_accounts(conn: sa.Connection, run_id: int, limit: int) -> frozenset[str]:
+    """Return accounts with an update that waits for a run's next merge; all, if fewer than
+    `limit`.
+    """
+    values = {"where_run_id": run_id, "most": limit}
+    return frozenset(conn.execute(_WAITING_ACCOUNTS, values).scalars())
 
 
 def left_over(conn: sa.Connection, run_id: int) -> list[ContributionRow]:

@@ -92,6 +92,11 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return self.about.file.train.clip_norm if self.plan.optimizer == "adamw" else 0.0
 
     @property
+    def mixes_enough(self) -> bool:
+        """Return True if these contributions are of as many accounts as a version must mix."""
+        return len({row.volunteer_id for row in self.rows}) >= self.about.members_min
+
+    @property
     def progress(self) -> TrainingProgress:
         """Return the progress after the merge; global steps grow by the mean of the local steps."""
         steps = max(1, round(sum(row.steps for row in self.rows) / len(self.rows)))

@@ -240,7 +240,7 @@ class Merger(PlatformService):
         recipe = self._unfinished(conn, run, before)
         is_resumed = recipe is not None
         recipe = recipe or self._fresh(conn, run, live)
-        if not recipe.rows:  # every waiting update began at a version that a rollback reverted
+        if not recipe.mixes_enough:  # waiting updates began at a version that a rollback reverted
             cause = "its base was reverted by a rollback"
             settlement.leave_behind(conn, run, run.head, cause, self._clock.now())
             return None
@@ -293,7 +293,8 @@ class Merger(PlatformService):
             return None
         recipe, plan = recipes.read(conn, merge), definition(run).plan
         same = (recipe.terms.shards, recipe.terms.shard_by) == (plan.shards, plan.shard_by)
-        return recipe if same and all(row.state == "accepted" for row in recipe.rows) else None
+        usable = same and all(row.state == "accepted" for row in recipe.rows)
+        return recipe if usable and recipe.mixes_enough else None
 
     async def _build(self, job: MergeJob) -> tuple[Content, VersionDraft]:
         """Aggregate the contributions, step, and write the files to the blob store, where nothing

@@ -51,6 +51,8 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     """Accepted contributions that wait to be merged."""
 
     count: int
+    # accounts whose contributions these are, in a run on data of members; None = they do not count
+    members: int | None = None
     work: int = 0  # steps (deltas) or samples (gradients)
     waited_s: float = 0.0  # time since the oldest contribution was accepted
     quiet_s: float = 0.0  # time since the newest contribution was accepted
@@ -63,6 +65,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
     now: bool  # True: the merge is due
     needs: int  # contributions that the quorum lacks
+    members: int = 0  # members whose contributions must be among these
     deadline_in_s: float | None  # seconds until the merge is due anyway; None without a deadline
 
 
@@ -73,12 +76,18 @@ def quorum_of(plan: Plan, live_workers: int) -> int:
 
 
 def ready(plan: Plan, pending: Pending) -> Ready:
-    """Return the readiness for a merge of the pending contributions under a plan."""
+    """Return the readiness for a merge of the pending contributions under a plan. Contributions of
+    too few members are never merged, whoever is live.
+    """
     quorum = quorum_of(plan, pending.live_workers)
-    least = min(plan.min_contributions, quorum)
     needs = max(0, quorum - pending.count)
-    if pending.count < least:
-        return Ready(now=False, needs=needs, deadline_in_s=None)
+    if pending.members is None:
+        lacks = min(plan.min_contributions, quorum) - pending.count
+    else:
+        lacks = plan.min_contributions - pending.members
+    if lacks > 0:
+        members = 0 if pending.members is None else lacks
+        return Ready(now=False, needs=max(needs, lacks), members=members, deadline_in_s=None)
     # A deadline shorter than a round would leave out machines that are merely out of step.
     patience_s = max(plan.deadline_seconds, ROUND * pending.round_s)
     left_s = max(0.0, patience_s - pending.waited_s) if plan.deadline_seconds else None

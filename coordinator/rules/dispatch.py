@@ -39,6 +39,7 @@ from coordinator.rules.task_size import (
     work_of,
 )
 from shared.protocol.base import Reason
+from shared.text import counted
 
 REST_POLL_S = 300.0  # longest wait of a machine that rests
 HALF_LIFE_S = 900.0  # half-life of leased work: older work counts less
@@ -55,11 +56,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of tasks that a device of a worker holds."""
+    """Number of tasks of a run that a device of a worker holds."""
 
     volunteer_id: str
     worker_id: str
     device: str
+    run_id: int
     count: int
 
 
@@ -177,11 +179,13 @@ class _Batch:
         self._more = False
         self._by_volunteer: Counter[str] = Counter()
         self._by_device: Counter[tuple[str, str]] = Counter()
+        self._by_run: Counter[tuple[str, str, int]] = Counter()  # by device and run
         self._fits: list[list[_PassState]] = []
         for waiter in waiters:
             chosen = [share for share in self._shares.values() if may_work_for(share.run, waiter)]
             fits = [share for share in chosen if not misfit(share.run, waiter)]
-            self._fits.append([share for share in fits if share.run.id not in waiter.rests])
+            able = [share for share in fits if share.run.id not in waiter.rests]
+            self._fits.append([share for share in able if not share.run.waits])
             for share in self._fits[-1]:
                 share.near.add(waiter.worker_id)
 
@@ -200,7 +204,9 @@ class _Batch:
                 share.near |= set() if share.run.home else load.holders
         for holding in tasks.holdings:
             self._by_volunteer[holding.volunteer_id] += holding.count
-            self._by_device[holding.worker_id, holding.device] += holding.count
+            device = holding.worker_id, holding.device
+            self._by_device[device] += holding.count
+            self._by_run[(*device, holding.run_id)] += holding.count
 
     def run(self) -> DispatchResult:
         assignments: list[Assignment] = []
@@ -249,7 +255,7 @@ class _Batch:
                 message=f"your machines hold {most} tasks together, as many as they may{until}",
             )
         mine = self._by_device[waiter.worker_id, waiter.device]
-        free = [share for share in fits if mine < share.run.settings.in_flight]
+        free = [share for share in fits if self._may_hold_more(share.run, waiter)]
         if not free:
             return Refusal(
                 reason=Reason.IN_FLIGHT,
@@ -268,9 +274,20 @@ class _Batch:
                     return assignment
         return _all_taken(free, waiter, self._placement.reserved, mine)
 
+    def _may_hold_more(self, run: Run, waiter: Waiter) -> bool:
+        """Return True if a device may hold one more task of a run: a single one as long as the next
+        version lacks members, so that none has a task left when its update begins to wait.
+        """
+        device = waiter.worker_id, waiter.device
+        if run.lacks and self._by_run[(*device, run.id)]:
+            return False
+        return self._by_device[device] < run.settings.in_flight
+
     def _count(self, share: _PassState, waiter: Waiter, assignment: Assignment) -> None:
+        device = waiter.worker_id, waiter.device
         self._by_volunteer[waiter.volunteer_id] += 1
-        self._by_device[waiter.worker_id, waiter.device] += 1
+        self._by_device[device] += 1
+        self._by_run[(*device, share.run.id)] += 1
         self._placement.note(share.run, assignment.price_micro, waiter)
         work = work_of(share.run, assignment.price_micro)
         share.work += work
@@ -320,11 +337,23 @@ class _Batch:
         chosen = [share.run for share in self._shares.values() if may_work_for(share.run, waiter)]
         if not chosen:
             return Refusal(reason=Reason.NO_RUN, message="nothing is running here just now")
-        resting = [run for run in chosen if run.id in waiter.rests and not misfit(run, waiter)]
-        if resting:
-            return _rest(min(resting, key=lambda run: waiter.rests[run.id]), waiter)
+        fitting = [run for run in chosen if not misfit(run, waiter)]
+        waiting = next((run for run in fitting if run.waits), None)
+        if waiting is not None:
+            return _wait_for_members(waiting)
+        if fitting:
+            return _rest(min(fitting, key=lambda run: waiter.rests[run.id]), waiter)
         why = misfit(chosen[0], waiter)
         return Refusal(reason=Reason.NO_FIT, message=f"no run needs this device: {why}")
+
+
+def _wait_for_members(run: Run) -> Refusal:
+    members = counted(run.lacks, "other member")
+    return Refusal(
+        reason=Reason.IN_FLIGHT,
+        message=f'your update of "{run.name}" waits to be mixed with those of {members}: then this '
+        "machine gets its next task",
+    )
 
 
 def _rest(run: Run, waiter: Waiter) -> Refusal:

@@ -94,6 +94,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     # Worker whose own data the pass is over, with no samples if the worker keeps no data; "" = the
     # dataset.
     home: str = ""
+    lacks: int = 0  # members whose updates the next version lacks
+    waits: bool = False  # True: an update of this worker's account waits for theirs
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -93,6 +93,11 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         return self.file.data.at == "members"
 
     @property
+    def members_min(self) -> int:
+        """Return the fewest accounts whose updates make a version."""
+        return self.plan.min_contributions if self.at_members else 1
+
+    @property
     def members_choose(self) -> bool:
         """Return True if the losses that members measure choose the best version. Nobody adds noise
         to them, so that a private run is measured on its example alone.

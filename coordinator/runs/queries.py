@@ -54,6 +54,7 @@ from shared.protocol.versions import (
     SuiteScore,
     VersionInfo,
 )
+from shared.text import counted
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.chat_template import ChatFrame
 from shared.workloads.data.dialogue_windows import dialogues_of
@@ -147,7 +148,8 @@ class RunQueries:
     def _info(self, conn: Connection, run: RunRow, standstill: Standstill | None) -> RunInfo:
         about = definition(run)
         dataset = datasets.of_run(conn, run)
-        beat = self._beat(conn, run, standstill)
+        state, _ = self.readiness(conn, run)
+        beat = self._beat(conn, run, standstill, state)
         goes_on = run.state == "running" and standstill is None
         origin = about.workload.origin(about.file.model)
         origin_files = about.workload.files(about.file.model) if origin else {}
@@ -188,7 +190,7 @@ class RunQueries:
             streamed_bytes=about.workload.streamed_bytes(about.file.model),
             libraries=tuple(about.workload.libraries(about.file.model)),
             steps=run.global_step,
-            merging=merging_text(beat.needs, beat.merge_in_s) if goes_on else "",
+            merging=merging_text(state) if goes_on else "",
             standstill=standstill,
             suites=suite_courses(conn, run),
             privacy=_privacy(conn, run, about),
@@ -203,7 +205,8 @@ class RunQueries:
         workers and updates count while no vetted volunteer is active, or none has submitted for
         long.
         """
-        now, plan = self._clock.now(), definition(run).plan
+        now, about = self._clock.now(), definition(run)
+        plan, least = about.plan, about.members_min
         waiting = runs.turnout(conn, run, now - LIVE_S, vetted=True)
         live = waiting.workers
         if not (live and waiting.count):
@@ -213,8 +216,12 @@ class RunQueries:
                 waiting = everyone
             live = live or everyone.workers
         newest = waiting.newest_at
+        members = None
+        if least > 1:
+            members = len(contributions.waiting_accounts(conn, run.id, least))
         pending = Pending(
             count=waiting.count,
+            members=members,
             work=waiting.samples if plan.update == "gradient" else waiting.steps,
             waited_s=now - waiting.oldest_at if waiting.oldest_at is not None else 0.0,
             quiet_s=now - newest if newest is not None else 0.0,
@@ -223,10 +230,11 @@ class RunQueries:
         )
         return ready(plan, pending), live
 
-    def _beat(self, conn: Connection, run: RunRow, standstill: Standstill | None) -> RunBeat:
+    def _beat(
+        self, conn: Connection, run: RunRow, standstill: Standstill | None, state: Ready
+    ) -> RunBeat:
         now, about = self._clock.now(), definition(run)
         pacing = about.pacing
-        state, _ = self.readiness(conn, run)
         return RunBeat(
             run=run.name,
             state=run.state,
@@ -248,7 +256,8 @@ class RunQueries:
 
         def read(conn: Connection) -> tuple[RunBeat, ...]:
             return tuple(
-                self._beat(conn, run, answers.get(run.name)) for run in runs.every(conn, runs.OPEN)
+                self._beat(conn, run, answers.get(run.name), self.readiness(conn, run)[0])
+                for run in runs.every(conn, runs.OPEN)
             )
 
         return await self._db.read(read)
@@ -448,13 +457,15 @@ def _rollout_figures(rows: Sequence[RolloutSums]) -> RolloutFigures:
     )
 
 
-def merging_text(needs: int, merge_in_s: float | None) -> str:
+def merging_text(state: Ready) -> str:
     """Return the sentence on the next merge: "merging after 2 more contributions or 3:12"."""
-    if needs <= 0:
+    if state.needs <= 0:
         return "merging now"
-    text = f"merging after {needs} more contribution{'s' if needs > 1 else ''}"
-    if merge_in_s is not None:
-        minutes, seconds = divmod(max(0, round(merge_in_s)), 60)
+    text = f"merging after {counted(state.needs, 'more contribution')}"
+    if state.members:
+        text += f", {state.members} of {'other members' if state.members > 1 else 'another member'}"
+    if state.deadline_in_s is not None:
+        minutes, seconds = divmod(max(0, round(state.deadline_in_s)), 60)
         text += f" or {minutes}:{seconds:02d}"
     return text
 

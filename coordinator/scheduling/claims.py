@@ -18,7 +18,7 @@ import msgspec
 
 from coordinator.accounts import suspension
 from coordinator.batcher import Batcher
-from coordinator.database import audits, claim_rows, leases, passes
+from coordinator.database import audits, claim_rows, contributions, leases, passes
 from coordinator.database.audits import AuditLease
 from coordinator.database.claim_rows import Abilities, ClaimView, Rights, StateLine
 from coordinator.database.leases import NewLease
@@ -298,15 +298,22 @@ class Claims:
         """Return the running runs as dispatch sees them; one on members' data for each waiter."""
         lately = self._shares.lately({run.id: run.weight for run in view.runs}, now)
         specs = {line.id: self.spec(conn, line.id) for line in view.runs}
-        workers = sorted({waiter.worker_id for waiter in waiters})
+        accounts = {waiter.worker_id: waiter.volunteer_id for waiter in waiters}
         at_members = [run_id for run_id, spec in specs.items() if spec.at_members]
-        rows = member_rows.of_workers(conn, at_members, workers)
+        rows = member_rows.of_workers(conn, at_members, sorted(accounts))
         offers: list[Run] = []
         for line in view.runs:
             spec, pace = specs[line.id], self.pace(conn, line.id, now)
             run = lease_message.offer(spec, line, pace, now, lately[line.id])
-            homes = lease_message.at_homes(run, workers, rows) if spec.at_members else [run]
-            offers.extend(homes)
+            if not spec.at_members:
+                offers.append(run)
+                continue
+            waiting, least = frozenset[str](), spec.plan.min_contributions
+            # read after the held tasks: a task has its update accepted while it is held, or later
+            if least > 1:
+                waiting = contributions.waiting_accounts(conn, line.id, least)
+                run = msgspec.structs.replace(run, lacks=least - len(waiting))
+            offers += lease_message.at_homes(run, accounts, rows, waiting)
         return offers
 
     def _able(

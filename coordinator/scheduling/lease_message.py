@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -215,13 +215,17 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, now: float, lately: f
 
 
 def at_homes(
-    run: Run, workers: Iterable[str], rows: Mapping[tuple[int, str], MemberRow]
+    run: Run,
+    accounts: Mapping[str, str],
+    rows: Mapping[tuple[int, str], MemberRow],
+    waiting: Container[str],
 ) -> list[Run]:
-    """Return a run on members' data once for each of these workers, with the pass of the worker's
-    own data. The run has no samples for a worker that keeps no data.
+    """Return a run on members' data once for each worker in `accounts`, which names its account,
+    with the pass of the worker's own data. The run has no samples for a worker that keeps no data.
+    `waiting` are the accounts with an update that waits for the next merge.
     """
     offers = []
-    for worker in workers:
+    for worker, account in sorted(accounts.items()):
         row = rows.get((run.id, worker))
         pass_no, cursor, samples = (
             (0, 0, 0) if row is None else (row.pass_no, row.cursor, row.samples)
@@ -234,6 +238,7 @@ def at_homes(
                 pass_no=pass_no,
                 cursor=cursor,
                 samples_total=samples,
+                waits=run.lacks > 0 and account in waiting,
             )
         )
     return offers

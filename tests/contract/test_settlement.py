@@ -164,3 +164,33 @@ async def test_the_end_of_a_run_settles_no_other_run(database: Database) -> None
     assert await states(database, contributions_table, C.message) == [
         ("the run ended before the next merge; the work is paid",)
     ]
+
+
+async def test_accounts_take_turns_in_a_batch_that_not_all_updates_fit_in(
+    database: Database,
+) -> None:
+    task = {"batch_size": 4, "in_flight": 16}
+    run = await database.write(lambda conn: add_run(conn, task=task, plan=DELTAS, model=MODEL))
+    queue, accounts = queue_of(database, VirtualClock()), dict[int, int]()
+    for account, count in enumerate((5, 2, 1)):  # the one with most came first
+        worker = await database.write(add_worker)
+        for _ in range(count):
+            lease = (await claim(queue, worker)).lease
+            assert lease is not None
+            await queue.begin(worker, lease.task, lease.attempt)
+            row = await database.write(partial(accepted, task_id=lease.task, base=0))
+            accounts[row.id] = account
+
+    async def batch(limit: int) -> list[int]:
+        read = partial(contributions.mergeable, run_id=run, limit=limit)
+        rows = await database.read(read)
+        assert rows == sorted(rows, key=lambda row: (row.task_id, row.part, row.tries))
+        return [accounts[row.id] for row in rows]
+
+    assert await batch(3) == [0, 1, 2]
+    assert await batch(4) == [0, 0, 1, 2]
+    assert await batch(5) == [0, 0, 1, 1, 2]
+    assert await batch(100) == [0] * 5 + [1, 1, 2]
+    for limit, count in ((1, 1), (3, 3), (9, 3)):
+        waiting = partial(contributions.waiting_accounts, run_id=run, limit=limit)
+        assert len(await database.read(waiting)) == count

@@ -26,8 +26,9 @@ from coordinator.merging import merge_recipe as recipes
 from coordinator.merging.merge_recipe import MergeRecipe
 from coordinator.runs.member_figures import MemberFigures, MemberLoss, figures
 from shared.errors import InvalidRunFile
-from shared.protocol.accounts import RunInfo
+from shared.protocol.accounts import LinkCode, Me, RegisterReply, RunInfo
 from shared.protocol.base import Reason
+from shared.protocol.contributions import Verdict
 from shared.protocol.leases import ClaimReply
 from shared.protocol.limits import API
 from shared.protocol.members import HeldoutSums, MemberData
@@ -122,6 +123,137 @@ async def test_the_best_version_is_the_one_that_members_measure_best(tmp_path: P
         assert (await shown(home)).best == MemberLoss(
             version=2, members=2, mean=2.4, worst=2.4, spread=0.0
         )
+
+
+MIXED = TEXT.replace("quorum = 2", "quorum = 3\nmin_contributions = 2\ndeadline_seconds = 60")
+OVERLAP = MIXED.replace("quorum = 3", "quorum = 3\noverlap = true")
+
+
+async def state_of(home: LocalCoordinator) -> tuple[int, list[str]]:
+    """Return the newest version, and the states of the updates in order."""
+    table = contributions_table.c
+    row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+    states = sa.select(table.state).order_by(table.id)
+    return row.head, list(
+        await home.coordinator.db.read(lambda conn: conn.execute(states).scalars().all())
+    )
+
+
+@pytest.mark.parametrize("text", [MIXED, OVERLAP], ids=["in step", "overlap"])
+async def test_a_lone_member_makes_no_version_and_is_asked_for_no_second_task(
+    tmp_path: Path, text: str, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        await home.start_run(text)
+        ann = await home.join("Ann")
+        await declare(ann, 50)
+        lease = await ann.claim()
+        assert (await idle(ann))[0] == Reason.IN_FLIGHT  # none in advance either
+        assert (await ann.hand_in(lease, await ann.begin(lease), 1)).state == "accepted"
+        info = decode(await ann.get("/runs/tiny"), RunInfo)
+        assert info.merging == "merging after 1 more contribution, 1 of another member"
+        for _ in range(3):
+            await home.clock.advance(HOUR_S)  # long after the deadline; nobody else is here
+            row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+            assert not await home.coordinator.merger.merge_if_due(row.id)
+        assert await idle(ann) == (
+            Reason.IN_FLIGHT,
+            'your update of "tiny" waits to be mixed with those of 1 other member: then this '
+            "machine gets its next task",
+        )
+        assert await state_of(home) == (0, ["accepted"])
+        ben = await home.join("Ben")
+        await declare(ben, 50)
+        await contribute(ben, 2)
+        await merge(home)
+        assert await state_of(home) == (1, ["merged", "merged"])
+        assert (await ann.claim()).job.start == 4
+
+
+async def test_two_machines_of_a_member_are_one_member(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(MIXED)
+        ann = await home.join("Ann")
+        other = Worker(home, "Ann")
+        other.volunteer_id, other.secret = ann.volunteer_id, ann.secret
+        other.http = home.client(f"{other.worker_id}.{other.secret}")
+        code = decode(await ann.post("/links"), LinkCode).code
+        decode(await other.post("/workers/register", other.registration(code=code)), RegisterReply)
+        leases = []
+        for machine in (ann, other):
+            await declare(machine, 50)
+            leases.append(await machine.claim())
+        for machine, lease in zip((ann, other), leases, strict=True):
+            await machine.hand_in(lease, await machine.begin(lease), lease.task)
+        await home.clock.advance(HOUR_S)
+        row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+        assert not await home.coordinator.merger.merge_if_due(row.id)
+        assert await state_of(home) == (0, ["accepted", "accepted"])
+        for machine in (ann, other):
+            assert "1 other member" in (await idle(machine))[1]
+        ben = await home.join("Ben")
+        await declare(ben, 50)
+        await contribute(ben, 3)
+        await merge(home)
+        assert await state_of(home) == (1, ["merged"] * 3)
+
+
+async def test_of_three_members_one_leaves_and_the_others_go_on(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(MIXED)
+        ann, ben, cid = [await home.join(name) for name in ("Ann", "Ben", "Cid")]
+        for worker in (ann, ben, cid):
+            await declare(worker, 50)
+        left = await cid.claim()
+        await cid.begin(left)
+        await contribute(ann, 1)
+        await contribute(ben, 2)
+        row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+        assert not await home.coordinator.merger.merge_if_due(row.id)  # Cid is still at work
+        await home.clock.advance(61)
+        await merge(home)
+        assert await state_of(home) == (1, ["merged", "merged"])
+        await home.coordinator.volunteers.ban("Cid")
+        await home.clock.advance(HOUR_S)
+        await home.coordinator.task_leases.expire()
+        await contribute(ann, 3)
+        assert not await home.coordinator.merger.merge_if_due(row.id)
+        await contribute(ben, 4)
+        await merge(home)
+        assert await state_of(home) == (2, ["merged"] * 4)
+
+
+async def test_an_update_that_never_found_company_is_paid_and_in_no_version(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(MIXED)
+        ann = await home.join("Ann")
+        await declare(ann, 50)
+        lease = await contribute(ann, 1)
+        await home.coordinator.runs.stop("tiny")
+        assert await state_of(home) == (0, ["superseded"])
+        verdict = decode(await ann.get("/contributions"), tuple[Verdict, ...])[0]
+        assert verdict.message == "the run ended before the next merge; the work is paid"
+        me = decode(await ann.get("/workers/me"), Me)
+        assert (me.earned_micro, me.merged) == (lease.price_micro, 0)
+
+
+async def test_a_member_suspended_between_acceptance_and_merge_is_no_company(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(MIXED)
+        ann, ben = await home.join("Ann"), await home.join("Ben")
+        for seed, worker in enumerate((ann, ben)):
+            await declare(worker, 50)
+            await contribute(worker, seed)
+        await home.coordinator.volunteers.suspend("Ben", "copies of others")
+        await home.clock.advance(HOUR_S)
+        row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+        assert not await home.coordinator.merger.merge_if_due(row.id)
+        assert await state_of(home) == (0, ["accepted", "superseded"])
+        assert "1 other member" in (await idle(ann))[1]
 
 
 async def test_other_data_begin_a_new_pass_and_the_same_none(

@@ -90,6 +90,10 @@ def test_s4s_table_brings_its_own_window() -> None:
         ({"optimizer": "adam", "lr": 0.1, "momentum": 0.9}, "set beta1 instead"),
         ({"optimizer": "yogi", "lr": 0.1, "momentum": 0.9}, "set beta1 instead"),
         ({"min_contributions": 5}, "lower min_contributions or raise quorum"),
+        (
+            {"quorum": 2000, "min_contributions": 1025},
+            "min_contributions = 1025 is more than one merge takes: set it to 1024 or less",
+        ),
         ({"max_staleness": 0}, 'set in_flight = "cancel"'),
         ({"max_staleness": 0, "quorum": 1, "in_flight": "cancel"}, "raise quorum or max_staleness"),
         ({"preset": "gradient-average", "deadline_seconds": 0}, "set deadline_seconds, e.g. 300"),
@@ -279,6 +283,19 @@ def test_enough_work_merges_before_the_count() -> None:
     assert ready(wants, Pending(count=2, work=100, live_workers=20)).now
     alone = ready(wants, Pending(count=1, work=500, waited_s=1e6, live_workers=20))
     assert alone == Ready(now=False, needs=9, deadline_in_s=None)
+
+
+def test_updates_of_too_few_members_are_never_merged_whoever_is_there() -> None:
+    wants = plan({"quorum": 3, "min_contributions": 2, "work_target": 10})
+    alone = Pending(count=5, members=1, work=500, waited_s=1e6, live_workers=1)
+    assert ready(wants, alone) == Ready(now=False, needs=1, members=1, deadline_in_s=None)
+    nobody = ready(wants, Pending(count=0, members=0, live_workers=0))
+    assert nobody == Ready(now=False, needs=2, members=2, deadline_in_s=None)
+    assert ready(wants, msgspec.structs.replace(alone, members=2)).now
+    assert ready(wants, msgspec.structs.replace(alone, members=None)).now
+    # a quorum counts contributions, and is capped by the machines that are there
+    two = Pending(count=2, members=2, live_workers=2)
+    assert ready(plan({"quorum": 3, "min_contributions": 2}), two).now
 
 
 def test_the_first_step_is_enough_work_where_one_is_asked_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,9 +83,37 @@ def test_who_gets_nothing_reads_why(
     assert (refusal.reason, refusal.message) == (reason, message)
 
 
+def test_a_member_whose_update_waits_for_others_gets_tasks_of_other_runs_alone() -> None:
+    own = {"home": "worker-1", "samples_total": 1000}
+    waits = run_of(1, lacks=2, waits=True, **own)
+    refusal = ask([waiter(1)], [waits], [todo_of(5, 0, 8, home="worker-1")]).refusals[0]
+    assert refusal.reason == Reason.IN_FLIGHT
+    assert refusal.message == (
+        'your update of "run-1" waits to be mixed with those of 2 other members: then this machine '
+        "gets its next task"
+    )
+    (assignment,) = ask([waiter(1)], [waits, run_of(2)]).assignments
+    assert assignment.run_id == 2
+
+
+def test_a_device_gets_one_task_at_a_time_while_a_version_lacks_members() -> None:
+    run = run_of(1, home="worker-1", lacks=1)
+    twice = [waiter(1), waiter(1, claim_id="another"), waiter(1, claim_id="gpu", device="cuda:0")]
+    outcome = ask(twice, [run])
+    assert [one.waiter for one in outcome.assignments] == [0, 2]
+    assert outcome.refusals[1].reason == Reason.IN_FLIGHT
+    here = Holding(
+        volunteer_id="volunteer-1", worker_id="worker-1", device="cpu", run_id=1, count=1
+    )
+    assert not ask([waiter(1)], [run], holdings=[here]).assignments
+    # a task of another run is none of this one, so that a busy machine gets its turn
+    assert ask([waiter(1)], [run], holdings=[msgspec.structs.replace(here, run_id=2)]).assignments
+    assert ask([waiter(1)], [run_of(1, home="worker-1")], holdings=[here]).assignments
+
+
 def test_the_last_task_is_not_said_to_be_with_others_when_it_is_here() -> None:
     runs = [run_of(cursor=1000, endless=True)]
-    here = Holding(worker_id=waiter().worker_id, device="cpu", volunteer_id="1", count=1)
+    here = Holding(worker_id=waiter().worker_id, device="cpu", volunteer_id="1", run_id=1, count=1)
     load = [Load(run_id=1, open=1, price_micro=0)]
     refusal = ask([waiter()], runs, loads=load, holdings=[here]).refusals[0]
     assert refusal.message == "every task of this pass is being done, the last by cpu itself"
@@ -255,7 +284,7 @@ def test_who_holds_enough_is_told_how_much(
     who: dict[str, Any], held: list[tuple[str, str, int]], says: str
 ) -> None:
     holdings = [
-        Holding(volunteer_id="volunteer-1", worker_id=worker, device=device, count=count)
+        Holding(volunteer_id="volunteer-1", worker_id=worker, device=device, run_id=1, count=count)
         for worker, device, count in held
     ]
     refusal = ask([waiter(**who)], [run_of()], holdings=holdings, leases_max=4).refusals[0]
@@ -264,7 +293,9 @@ def test_who_holds_enough_is_told_how_much(
 
 def test_nobody_holds_more_than_he_may() -> None:
     run = run_of(samples_total=10**6)
-    full = [Holding(volunteer_id="volunteer-1", worker_id="worker-1", device="cpu", count=2)]
+    full = [
+        Holding(volunteer_id="volunteer-1", worker_id="worker-1", device="cpu", run_id=1, count=2)
+    ]
     outcome = ask([waiter(1), waiter(1, device="cuda:0")], [run], holdings=full)
     assert outcome.refusals[0].reason == Reason.IN_FLIGHT
     assert [a.waiter for a in outcome.assignments] == [1]  # another device of the same machine
