@@ -51,7 +51,9 @@ class SystemClock:
 
 
 class ServerClock:
-    """Clock of the coordinator: the local clock plus the offset that its replies show."""
+    """Clock of the coordinator: the local clock plus the offset read from the coordinator's
+    replies.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -91,8 +91,9 @@ def convert(value: object, kind: object, *, strict: bool = True) -> object:
 
 
 def complaint(error: msgspec.ValidationError, table: str, kind: object = None) -> str:
-    """Return msgspec's error for people: "Expected `int` >= 1 - at `$.quorum`" becomes "[plan]
-    quorum: expected a whole number of at least 1". If `kind` is given, valid choices are listed.
+    """Return msgspec's error as a sentence for people: "Expected `int` >= 1 - at `$.quorum`"
+    becomes "[plan] quorum: expected a whole number of at least 1". If `kind` is given, valid
+    choices are listed.
     """
     key, problem = _key_and_problem(error, kind)
     return f"{table} {key}: {problem[:1].lower()}{problem[1:]}" if key else f"{table}: {problem}"
@@ -133,7 +134,9 @@ def choices(kind: object, key: str) -> tuple[str, ...]:
 
 
 def _inner_types(kind: object, name: str) -> Iterator[object]:
-    """Yield the type of a struct's field, or of the items `[...]` of a list or table."""
+    """Yield the type of the field `name` of a struct; for a `name` such as "[...]", the type of the
+    items of a list or of the values of a table.
+    """
     for field in getattr(kind, "fields", ()):
         if field.encode_name == name:
             yield field.type

@@ -31,7 +31,9 @@ def nearest(word: object, choices: Iterable[str]) -> str:
 
 
 def hint(word: object, choices: Iterable[str]) -> Sentence:
-    """Return the nearest known name as a question; if none is near, all names or the nearest."""
+    """Return a question with the nearest known name. If no name is near, return the list of all
+    names, or of the NEAREST_LISTED nearest if there are more than LISTED_MAX.
+    """
     names = list(choices)
     if near := nearest(word, names):
         return Sentence('did you mean "{name}"?', name=near)

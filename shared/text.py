@@ -43,7 +43,7 @@ def is_undrawn(char: str) -> bool:
 
 def printable(text: str, limit: int = TEXT_CHARS_MAX) -> str:
     """Return foreign text, safe for a terminal: no control characters, no direction marks, at most
-    `limit` characters. A `Sentence` is returned as one, its text and values made safe.
+    `limit` characters. For a `Sentence` the result is a `Sentence` too, with safe text and values.
     """
     if isinstance(text, Sentence):
         values = {
@@ -152,7 +152,7 @@ def whole_percent(share: float) -> int:
 
 
 def measured(loss: float, measure: Measure) -> str:
-    """Return a run's loss in four digits, or if its measure is the share solved, that share."""
+    """Return a run's loss in four digits; for the measure "share solved", the per cent solved."""
     return f"{whole_percent(1 - loss)} %" if measure == "share solved" else f"{loss:.4g}"
 
 

@@ -54,7 +54,9 @@ def write_private(
 
 
 def sync_directory(directory: Path) -> None:
-    """Make a rename in `directory` survive a power cut; on Windows the sync of the file does."""
+    """Sync a directory, so that a rename in it survives a power cut. Do nothing on Windows, which
+    cannot sync a directory.
+    """
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:

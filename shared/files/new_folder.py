@@ -55,8 +55,8 @@ def new_folder(
     to: Path, purpose: str, mode: int = 0o777, tell: Tell = lambda sentence: None
 ) -> Iterator[Path]:
     """Yield a hidden folder within the new or empty folder `to`; its files move into `to` at the
-    end of the block, or are deleted if the block fails. What a killed process left there is deleted
-    first, and told.
+    end of the block, or are deleted if the block fails. Folders that a killed process left in `to`
+    are deleted first; `tell` then gets a sentence about it.
 
     Raises BadRequest, Conflict if `to` is not empty or another process fills it, StorageFull if the
     disk becomes full in the block.

@@ -25,7 +25,8 @@ _AT_LINE = re.compile(
 )
 _LONG = re.compile(r'"""(?:\\.|[^\\])*?"""|\'\'\'.*?\'\'\'', re.DOTALL)  # texts of several lines
 _CLOSED = re.compile(r""" "(?:\\.|[^"\\])*" | '[^']*' | \#.* """, re.VERBOSE)  # texts, a comment
-# Beginnings of the parser's complaints about an opening, which may name a line behind it.
+# Beginnings of the parser's errors about a text, list or table that is not closed. The line that
+# such an error names may come after the line of the fault.
 _OPEN: Mapping[str, Sentence] = {
     **dict.fromkeys(
         (

@@ -22,7 +22,7 @@ from shared.errors import BadRequest
 from shared.sentences import Sentence
 
 LINK_CHARS_MAX = 2048
-HOSTS_KEPT = 64  # hosts that are cached: a server for its own machine reads one a request
+HOSTS_KEPT = 64  # cached results of `is_loopback`, which a local server calls for each request
 NO_LINK = Sentence("this is not a join link; copy it whole from your organiser")
 _QUOTES = "'\"`<>()‘’“”„‚«»‹›"  # signs around a link in a sentence or a command
 _COMMAND = re.compile(r"^\s*(?:\$\s*)?volunteer\s+join\s+")

@@ -24,7 +24,7 @@ class ProgressLine:
         self._thread = threading.Thread(target=self._count, name="waiting", daemon=True)
 
     def say(self, text: str) -> None:
-        """Write a line of its own."""
+        """Write `text` as a whole line."""
         with self._lock:
             self._clear()
             self._write(f"{text}\n")
@@ -70,4 +70,4 @@ class ProgressLine:
             self._out.write(text)
             self._out.flush()
         except (OSError, ValueError):
-            self._over.set()  # the reader has gone
+            self._over.set()  # the output is closed

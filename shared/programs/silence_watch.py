@@ -19,8 +19,8 @@ from typing_extensions import override
 
 from shared.sentences import Sentence
 
-AFTER_S = 2.9  # longest silence without a sign
-LOOK_S = 0.5  # time between two looks at the silence
+AFTER_S = 2.9  # seconds without output before the first sign
+LOOK_S = 0.5  # seconds between two checks for output
 
 
 class SilenceWatch:

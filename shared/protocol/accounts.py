@@ -120,8 +120,8 @@ class ServerInfo(Message):
     wheel: SignedWheel | None = None  # None: `install` replaces it, or it cannot be built
     install: str = ""  # the organiser's own command line for installing, in place of the wheel
     restored: SignedRestore | None = None  # the last restore from a backup
-    store: bool = False  # volunteers reach its object store, by signed URLs
-    mirrors: tuple[str, ...] = ()  # addresses that serve blobs, as ab/abcdef...
+    store: bool = False  # volunteers use the coordinator's object store, by signed URLs
+    mirrors: tuple[str, ...] = ()  # addresses below which the blob abcdef... is at ab/abcdef...
 
 
 class Device(Message):

@@ -33,7 +33,7 @@ class UploadInfo(Message):
     size: Size
     complete: bool
     expires_at: float
-    url: str = ""  # URL of the store, to PUT at most UPLOAD_PIECE_BYTES; "" = send them here
+    url: str = ""  # of the store, to PUT UPLOAD_PIECE_BYTES at most; "" = use the coordinator
 
 
 class SubmitRequest(Message, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +52,7 @@ class SubmitRequest(Message, kw_only=True, forbid_unknown_fields=True):
     size: Number
     steps: Number
     samples: Number
-    loss_first: float | None  # None without a loss, as of games
+    loss_first: float | None  # None for tasks without a loss, such as games
     loss_last: float | None
     device: Word = "cpu"
     train_s: float = 0.0

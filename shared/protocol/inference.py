@@ -149,7 +149,8 @@ LogitBias: TypeAlias = Annotated[
     Meta(max_length=BIASED_MAX),
 ]
 # Fields of OpenAI's requests without an effect here, and the values (besides null) at which they
-# are accepted: those that ask for nothing. Fields that a request struct declares are read instead.
+# are accepted, because they ask for nothing. A field that a request struct declares is read, and
+# not looked up here.
 IDLE: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
     "tools": ([],),

@@ -16,7 +16,7 @@ NICKNAME_MIN, NICKNAME_MAX = 2, 24
 _NICKNAME_SIGNS = " -_.'"
 _NICKNAME_KINDS = ("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd")  # letters, accents, digits
 DIRECT_BYTES = 1 << 20  # smaller blobs are downloaded without asking for the store's address
-MIRROR_PIECE_BYTES = 16 << 20  # most waste by a bad mirror; each piece has a hash in the manifest
+MIRROR_PIECE_BYTES = 16 << 20  # bytes from a mirror that are checked together, by their hash
 UPLOAD_PIECE_BYTES = 256 << 20  # most bytes of one PUT of a resumable upload
 UPLOAD_BYTES_MAX = 64 << 30
 LONG_POLL_S_MAX = 60.0
@@ -52,9 +52,9 @@ def memory_on(device: str, memory_bytes: int) -> int:
 def holds(
     device: str, device_bytes: int, host_bytes: int, *, memory_bytes: int, streamed_bytes: int
 ) -> bool:
-    """Return True if a device has room for a task of a run: for the state of its model, or, with
-    the state in the memory of the host, for a block at a time. Needs are from `RunInfo`;
-    `device_bytes` = 0 is unknown.
+    """Return True if a device has room for a task of a run: for the state of the run's model, or,
+    if the host keeps the state in memory, for one block of the model at a time. `memory_bytes` and
+    `streamed_bytes` are those of `RunInfo`; `device_bytes` = 0 is unknown.
     """
     if not device_bytes or memory_on(device, memory_bytes) <= device_bytes:
         return True

@@ -9,7 +9,7 @@ the same two bytes and has the range of float32. A scale is rounded up (by 2^-7 
 quotient exceeds 127 (or 7).
 
 Codes are rounded to the nearest, or with a `Dither` up or down at random, so that their mean is the
-number itself: what one update loses another gains.
+number itself, and the errors of many updates cancel out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared.tensors.spec import TensorSpec, grid
 
 SPAN = 1 << 16  # elements: 256 KiB of float32 fit the second-level cache
 SCALE = "#scale"
-WORD_ELEMENTS, COUNT_ELEMENTS = 4, 16  # elements for a word, and for a count, of the generator
+WORD_ELEMENTS, COUNT_ELEMENTS = 4, 16  # elements that a word, and a count, of the generator rounds
 _STEP = np.float32(2.0**-16)
 _INFINITE = 0x7F80  # bfloat16 bits of this value or more are infinite, NaN or negative
 # Smaller numbers are subnormals, whose few digits would break the error bound: such blocks become
@@ -266,8 +266,8 @@ def scale_blocks(peaks: F32, limit: int) -> tuple[U16, F32]:
     """Return the bfloat16 scales of blocks from their largest magnitudes, and the inverses of the
     scales, 0 for a scale of zero.
     """
-    # Scales are rounded up; those of numbers near the largest float32 down, so that the block stays
-    # finite.
+    # A scale is rounded up; the scale of numbers near the largest float32 is rounded down, so that
+    # the block stays finite.
     wide = (peaks / np.float32(limit)).view(np.uint32)
     wide += np.uint32(0xFFFF)
     wide &= np.uint32(0xFFFF0000)

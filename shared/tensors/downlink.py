@@ -116,7 +116,7 @@ def schema_of_link(base: Path, link: Path, sha256: str) -> Schema:
     """Return the schema of the weights `base`, checked against its SHA-256 in a signed manifest.
 
     The header of a file has no roles: parameters are the tensors that the link quantises, counters
-    those of integers, buffers the others. Raises InvalidFrame, OSError.
+    the tensors of integers, buffers all other tensors. Raises InvalidFrame, OSError.
     """
     scaled = {spec.name for spec in schema_of_file(link) if spec.name.endswith(SCALE)}
     schema = tuple(_with_role(spec, scaled) for spec in schema_of_file(base))

@@ -51,8 +51,8 @@ def pack_bytes(data: bytes) -> bytes:
 
 
 def unpack_bytes(data: bytes, size_max: int) -> bytes:
-    """Return the unpacked bytes. Raises InvalidFrame for damaged data, and for more than `size_max`
-    bytes, of which at most one more is unpacked.
+    """Return the unpacked bytes. Raises InvalidFrame for damaged data, and for data of more than
+    `size_max` unpacked bytes, without unpacking more than `size_max` + 1.
     """
     decoder = zstd.ZstdDecompressor(
         options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX}

@@ -3,9 +3,10 @@
     magic | length, compressed schema | for each tensor in the order of the schema, for each chunk
     of its grid, for each byte of a number (first, second): length, all these bytes compressed
 
-First and second bytes are compressed apart: 1.4 bytes a parameter in tensors of 10,000, 1.6 if not.
-Lengths are 32-bit little-endian. Buffers and counters are packed as they are stored. A receiver
-needs no other file for the schema, and checks it by the hash in the signed manifest.
+First and second bytes are compressed separately: a parameter takes 1.4 bytes in tensors of 10,000
+elements, and 1.6 if they are compressed together. Lengths are 32-bit little-endian. Buffers and
+counters are packed as they are stored. A receiver reads the schema from the snapshot, and checks
+the schema by its hash in the signed manifest.
 """
 
 from __future__ import annotations

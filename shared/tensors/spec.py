@@ -25,7 +25,7 @@ INTEGERS = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I6
 
 NAME_CHARS_MAX = 256
 RANK_MAX = 8
-TENSOR_BYTES_MAX = 1 << 44  # 16 TiB: more than any model has, and its offsets are exact numbers
+TENSOR_BYTES_MAX = 1 << 44  # 16 TiB: more than any model has; a float64 holds every offset exactly
 CHUNK_ELEMENTS = 1 << 22  # elements of a chunk of the fixed grid: a multiple of every block size
 WALK_ELEMENTS = 1 << 17  # elements of a finer grid, for work whose result does not depend on it
 

@@ -47,7 +47,7 @@ ENTRY_POINTS = "volunteer.workloads"
 TaskKind = Literal["train", "selfplay", "learn", "evaluate"]
 UpdateKind = Literal["delta", "gradient", "experience", "evaluation"]
 Role: TypeAlias = Literal["play", "learn", "train"]
-# Kinds of tasks of each role; matches belong to playing.
+# Kinds of tasks of each role; the kind "evaluate" is a match between versions.
 KINDS: dict[str, tuple[str, ...]] = {
     "play": ("selfplay", "evaluate"),
     "learn": ("learn",),
@@ -317,8 +317,8 @@ class ConvertedModel(NamedTuple):
     tensors: Weights  # tensors of a model.safetensors; {}: there is no such file
     files: Mapping[str, bytes]
     code: Sequence[str]  # example code that loads and uses the model, for the card
-    needs: str = ""  # pip's names of the packages of that code; "": this program
-    dtype: str = ""  # type of the written tensors; "": their own
+    needs: str = ""  # packages that the code needs, as pip names them; "": this program
+    dtype: str = ""  # type of the written tensors; "": the types of `tensors`
 
 
 class FormatWanted(NamedTuple):
@@ -438,7 +438,9 @@ class Workload(Protocol):
         return {}
 
     def whole(self, config: Config, weights: Weights, files: Mapping[str, Path]) -> Weights:
-        """Return a version's tensors with its `files`: input of `decoder`, `export`, `convert`."""
+        """Return a version's tensors and those in its `files`, for `decoder`, `export`,
+        `convert`.
+        """
         return weights
 
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:

@@ -134,7 +134,7 @@ class RecordCheck:
         return await self.compare_and_store(await self.present_head())
 
     async def check_all(self) -> str:
-        """Compare stored heads of all ages with the present one, as `check`."""
+        """Compare stored heads of all ages with the present head; return as `check` does."""
         record = self._book.signed_heads
         now = await self.present_head()
         heads = [*record.heads, *((record.broken,) if record.broken else ())]

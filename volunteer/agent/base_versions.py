@@ -57,10 +57,10 @@ class BaseVersions:
     ) -> BaseVersion | None:
         """Bind the base of a lease and fetch its weights, which are kept until `stack` closes.
 
-        The coordinator chooses the newest version, but after a restart the earlier base, and for an
-        audit the base of the audited task. Return None if the coordinator chooses the version of
-        `newest_manifest`, which is loaded already. Raises Gone, BadSignature, OlderVersion,
-        InvalidFrame.
+        The coordinator chooses the newest version; for a task that began before a restart, it
+        chooses the earlier base, and for an audit the base of the audited task. Return None if the
+        coordinator chooses the version of `newest_manifest`, which is loaded already. Raises Gone,
+        BadSignature, OlderVersion, InvalidFrame.
         """
         lease, before = work.lease, work.stored.begun
         if lease.in_step and before is None:

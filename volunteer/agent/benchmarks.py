@@ -35,7 +35,7 @@ class Benchmarks:
     _cancelled: bool = field(default=False, init=False)
 
     def cancel(self) -> None:
-        """Stop measuring; work begins without it."""
+        """Stop measuring; work begins without a measured speed."""
         self._cancelled = True
 
     async def ensure_measured(self, pairs: list[tuple[Device, Trainer]], *, measure: bool) -> None:

@@ -22,7 +22,7 @@ from volunteer.storage.leases import HeldLease
 
 WAIT_S = 30.0  # longest wait of one claim at the coordinator
 REFUSED_WAIT_S = 60.0
-OLDER_WAIT_S = 30.0  # short, since a restored coordinator signs that it was restored
+OLDER_WAIT_S = 30.0  # wait after the coordinator offered an older version than before
 DISK_WAIT_S = 60.0
 SHORT_WAIT_S = 60.0  # short, since the list of runs may have changed
 
@@ -86,8 +86,8 @@ class Claimer:
     async def claim(
         self, choice: WantedWork, *, share: float, long_poll: bool
     ) -> Lease | IdleReason:
-        """Claim once; with `long_poll` the coordinator may hold the request until it has work. A
-        lease is to be accepted.
+        """Claim once; with `long_poll` the coordinator may hold the request until it has work. Pass
+        a returned lease to `accept`.
 
         `share` is the device's share of working time. Raises errors that end the agent.
         """

@@ -53,7 +53,7 @@ class DeviceLoops:
                 try:
                     self.loaded_workloads[name] = self.load(name)
                 except (VolunteerError, ImportError):
-                    continue  # its tasks would fail, and the coordinator does not check
+                    continue  # claiming its tasks would fail each of them
         return self.loaded_workloads
 
     def loop(self, device: LentDevice) -> DeviceLoop:

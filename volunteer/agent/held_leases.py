@@ -28,7 +28,7 @@ class LeaseInWork:
         self.handle: Handle[Any] | None = None
         self.steps_before = 0  # steps of earlier parts; `handle` counts the present part's
         self.work: asyncio.Task[None] | None = None
-        self.ended = ""  # how it was given up: "cancelled", "gone", "released" or "saved"
+        self.ended = ""  # "cancelled", "gone", "released" or "saved"; "" = in work
         self.message = ""
         self.freed = asyncio.Event()  # set when its device may begin other work
 

@@ -141,7 +141,8 @@ class Submitter:
                 request, payload, lambda done: self._progress(entry, done)
             )
         except Gone:
-            # The reply to an earlier submission may be lost; `submit` finds out.
+            # The coordinator may have accepted this result already, and its reply was lost: then
+            # SUBMIT returns the verdict.
             pass
         try:
             # `retrying` schedules the next try
@@ -176,7 +177,7 @@ class Submitter:
         self.verdicts.resolve(entry.name, verdict)
 
     def _drop_refused(self, entry: QueuedResult, error: VolunteerError) -> None:
-        """Drop a result that was refused for good (`REFUSALS`), and its lease."""
+        """Drop a result that the coordinator refused with an error of `REFUSALS`, and its lease."""
         how = "refused"
         if isinstance(error, Gone):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
@@ -186,10 +187,10 @@ class Submitter:
         self.verdicts.resolve(entry.name, error)
 
     def _end_lease(self, entry: QueuedResult, how: str, message: str) -> bool:
-        """Drop the waiting results of an unwanted lease, and end its work.
+        """Drop the waiting results of the lease of `entry`, and end the work on the lease.
 
-        Return True if the lease was completely done here; otherwise its device loop announces the
-        end.
+        Return True if the lease is no longer in work and its last result was among them; for a
+        lease in work the device loop announces the end.
         """
         later_results = self._same_lease(entry)
         for result in later_results:

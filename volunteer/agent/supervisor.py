@@ -1,8 +1,9 @@
 """Supervision of the agent's parallel loops, and their orderly end.
 
 At the end, tasks that need only seconds more are finished, the others are released or saved, and
-results are submitted, each within a time limit. A loop that ends by itself is a fault and is
-reported; if it is a vital one, the volunteer ends: without heartbeats its work would be lost.
+results are submitted, each within a time limit. A loop that ends before it is asked to is a fault
+and is reported; if the loop is vital, the volunteer ends: without heartbeats, for example, its work
+would be lost.
 """
 
 from __future__ import annotations

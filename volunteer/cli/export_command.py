@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 PASSES_MAX = 100
 
-Tell = Callable[[int, int], None]  # finished part, and the whole
+Tell = Callable[[int, int], None]  # finished bytes or steps, and all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,8 +49,9 @@ class Connection(Event):
 
 
 class DevicesFound(Event):
-    """Devices of this machine, the bytes that a task may use on each (0: unknown) and of the host
-    beside that, their problems, and the version of the torch that found them.
+    """Devices of this machine and their problems. `lent_bytes` are the bytes that a task may use on
+    each device (0: unknown), `host_bytes` the bytes of host memory that it may use in addition,
+    `torch` the version of torch that found the devices.
     """
 
     devices: tuple[Device, ...]
@@ -63,8 +64,8 @@ class DevicesFound(Event):
 def devices_found(
     devices: tuple[Device, ...], lent: dict[str, int], host_bytes: int, torch: str = ""
 ) -> DevicesFound:
-    """Return the event of found devices. Its `problems` can be translated; those of its `devices`
-    are plain text.
+    """Return the event of found devices. Texts in its `problems` can be translated, texts in its
+    `devices` are plain English.
     """
     plain = tuple(
         msgspec.structs.replace(device, problem=str(device.problem)) for device in devices

@@ -185,7 +185,7 @@ def ngettext(one: str, many: str, count: int, /, **values: object) -> str:
 
 
 def translated(text: str) -> str:
-    """Return a `Sentence` in the language in use; other texts as they are."""
+    """Return a `Sentence` in the language in use; other texts unchanged."""
     if not (isinstance(text, Sentence) and text.message) or _current.language == ENGLISH:
         return str(text)
     if text.message == FIGURE:

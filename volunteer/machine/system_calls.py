@@ -122,7 +122,7 @@ def _rules() -> Mapping[str, Sequence[CallRule]]:
         "sched_setaffinity": _allow_only(ArgumentTest(0, 0)),  # this thread
         "setpriority": _allow_only(ArgumentTest(0, 0), ArgumentTest(1, 0)),
         "move_pages": _allow_only(ArgumentTest(0, 0)),
-        "personality": _allow_only(ArgumentTest(0, _WHOLE)),  # reads it
+        "personality": _allow_only(ArgumentTest(0, _WHOLE)),  # only reads the personality
         "chmod": _refuse_bits(1, _OF_OTHERS, NO_EFFECT),
         "fchmodat": _refuse_bits(2, _OF_OTHERS, NO_EFFECT),
         "fchmodat2": _refuse_bits(2, _OF_OTHERS, NO_EFFECT),
@@ -150,8 +150,8 @@ def listed_calls() -> tuple[tuple[str, int, bool], ...]:
 
 
 def install() -> int | None:
-    """Filter the calls of this process and its children for good. Return the file that reports
-    refused calls, None if another program reads the reports of this process already. Raises
+    """Filter the calls of this process and its children until they end. Return the file that
+    reports refused calls, None if another program reads the reports of this process already. Raises
     OSError.
     """
     try:

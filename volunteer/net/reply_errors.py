@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class ForeignReply(errors.Unreachable):
-    """Another program answers at the coordinator's address, for now or for good."""
+    """Another program answers at the coordinator's address."""
 
 
 def refusal(

@@ -85,7 +85,7 @@ async def release_tasks(profile: Profile, connect: Connect, clock: Clock) -> str
         await _wait_for_end(profile, clock)
         return Sentence("the running volunteer has ended and given its task back")
     except Unreachable:
-        pass  # none is running
+        pass  # no volunteer is running
     try:
         identity = profile.current()
     except Configuration as error:
@@ -137,7 +137,9 @@ async def _release(profile: Profile, identity: Identity, connect: Connect) -> st
 
 
 def remove(items: tuple[Belonging, ...]) -> list[str]:
-    """Delete the belongings that go, then the program's empty directories; return the failures."""
+    """Delete the belongings marked for deletion, then the program's empty directories; return the
+    failures.
+    """
     trouble: list[str] = []
     for item in items:
         if not item.goes:

@@ -97,8 +97,8 @@ ALWAYS = Schedule(spans=((0, WEEK_MIN),))
 
 
 def parse_schedule(entries: Sequence[str]) -> Schedule:
-    """Return the schedule of all entries, always without entries. Raises ValueError with a
-    sentence.
+    """Return the schedule of all entries; without entries, work is always allowed. Raises
+    ValueError with a sentence.
     """
     if not entries:
         return ALWAYS

@@ -110,8 +110,8 @@ class Cache:
             self._evict(idle, self.limit_bytes - used)
 
     def _make_room(self, size: int, coming: str = "") -> None:
-        """Evict blobs until `size` bytes fit: those of the download `coming`, or of a new file.
-        Raises StorageFull.
+        """Evict blobs until `size` bytes fit: the blob `coming`, whose download begins, or a new
+        file if `coming` is "". Raises StorageFull.
         """
         with self._guard:
             used, idle = self._sizes(but=coming)

@@ -97,8 +97,8 @@ class Outbox:
         return self.root / f"{name}.safetensors"
 
     def put(self, entry: QueuedResult) -> None:
-        """Store a result for good. Raises Configuration if its update is missing, StorageFull,
-        OSError.
+        """Store a result, which then survives a power cut. Raises Configuration if its update is
+        missing, StorageFull, OSError.
         """
         if not self.payload(entry.name).exists():
             raise Configuration(

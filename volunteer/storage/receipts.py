@@ -120,8 +120,8 @@ class ReceiptBook:
         return len(new)
 
     def keep(self, head: KeptHead) -> None:
-        """Store a head that continues the newest one. Beyond HEADS_MAX heads, every second is
-        dropped.
+        """Store a head that continues the newest one. If there are then more than HEADS_MAX heads,
+        every second head is dropped.
         """
         heads = [*self.signed_heads.heads, head]
         if len(heads) > HEADS_MAX:

@@ -55,7 +55,7 @@ PLAYED = ("experience", "evaluation")  # kinds of results that are files of epis
 # Measured on a CPU with GPTs of 10.8 M parameters: at the end of a task the process holds 7.1
 # models of anonymous memory, 7.6 if the next task is loaded.
 CPU_COPIES = 7
-DEVICE_COPIES = 4  # weights, gradient and two moments on the device; the rest is memory of the host
+DEVICE_COPIES = 4  # on the device: weights, gradient, two moments; other copies are on the host
 LEFT_COPIES = 1  # models held by a task that is encoded while the next one trains
 HELDOUT_S = 5.0  # longest measurement of a version on the held-out part of own data
 
@@ -209,7 +209,7 @@ class LocalTask:
         """Tell the work the micro-batch of earlier tasks, and the bytes that are left for it."""
         step = self._files.step
         micro = step.micro_batch if step is not None else 0
-        if self._files.held.device == "cpu":  # the other half is for other programs
+        if self._files.held.device == "cpu":  # half of the free memory is left to other programs
             room = min(room, free_memory_bytes() // 2)
         work.begin_with(micro, most=step is not None and step.halved, room=room)
 
@@ -309,7 +309,9 @@ class LocalTask:
         )
 
     def _answer(self, part: PartResult, audit: AuditWork) -> bytes:
-        """Return the sums of an audit's encoded update, which are submitted in its place."""
+        """Return the sums of an audit's encoded update, which are submitted instead of the
+        update.
+        """
         path = self._files.snapshot.with_suffix(".audit")
         audit_codec = codec(audit.codec)
         try:

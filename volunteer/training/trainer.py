@@ -79,7 +79,7 @@ class _Stop(Exception):
 
 
 class _LongPause(Exception):
-    """Raised within a micro-batch when a pause is too long to keep its memory."""
+    """Raised within a micro-batch when a pause is too long to keep the micro-batch in memory."""
 
     def __init__(self, waited_s: float) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ HEIGHTS = [(0, "-flat"), (6, "-low"), (14, "-short"), (22, "-middle"), (34, "-ta
 
 
 class VolunteerApp(App[int]):
-    """Terminal application: pages, keys, event feed; `attach` brings a later `control`."""
+    """Terminal application: pages, keys, event feed; `attach` sets a `control` made later."""
 
     TITLE = "volunteer"
     CSS_PATH = "app.tcss"
@@ -152,8 +152,8 @@ class VolunteerApp(App[int]):
         """Set a timer that always fires, however late.
 
         Textual skips ticks that a busy machine has missed, even the only tick of a one-shot timer.
-        The timer that lets a new page be drawn was skipped once, which froze the screen for good
-        (seen after 40 minutes on a machine with 20 busy processes).
+        The timer that lets a new page be drawn was skipped once, which froze the screen until the
+        end (seen after 40 minutes on a machine with 20 busy processes).
         """
         timer = super().set_timer(*args, **named)
         timer._skip = False
@@ -184,7 +184,7 @@ class VolunteerApp(App[int]):
         self.notify(translated(message), severity=severity, timeout=seconds, markup=False)
 
     def on_app_blur(self, event: events.AppBlur) -> None:
-        """Keep the figures that the owner saw: the terminal has lost the focus."""
+        """Store the figures that the owner saw last, since the terminal has lost the focus."""
         self.visits.end(self.latest.status, self.clock.now())
 
     async def on_unmount(self) -> None:
@@ -325,11 +325,11 @@ class VolunteerApp(App[int]):
         self.redraw()
 
     def action_theme(self) -> None:
-        """Take the next theme."""
+        """Switch to the next theme."""
         self.appearance.take_next("theme")
 
     def action_language(self) -> None:
-        """Take the next language."""
+        """Switch to the next language."""
         self.appearance.take_next("language")
 
     def action_help(self) -> None:

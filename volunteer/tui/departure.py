@@ -23,8 +23,8 @@ class Departure:
         self.at_once = False  # a second request: the program does not wait for the volunteer
 
     def catch_signals(self) -> None:
-        """Let the first signal end the volunteer and then the program, a second signal the
-        program.
+        """Let the first signal end the volunteer and then the program; a second signal ends the
+        program without waiting for the volunteer.
         """
         loop = asyncio.get_running_loop()
         for name in ("SIGTERM", "SIGHUP", "SIGINT"):

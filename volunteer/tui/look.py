@@ -68,7 +68,7 @@ class Appearance:
         self._app.set_class(self.look.ascii, "-ascii")
 
     def take_next(self, name: str) -> None:
-        """Take the next theme or language, and save it for the next start."""
+        """Switch to the next theme or language, and save it for the next start."""
         values = named_choices(name)
         now = getattr(self.look, name)
         value = values[(values.index(now) + 1) % len(values)] if now in values else values[0]

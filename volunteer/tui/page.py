@@ -104,7 +104,7 @@ class Page(Screen[None]):
         return self.query_one(Finder).needle
 
     def action_choose(self) -> None:
-        """Take the next choice."""
+        """Switch to the next choice."""
         names = [name for name, _ in self.CHOICES]
         self.action_pick(names[(names.index(self.active_choice) + 1) % len(names)])
 

@@ -53,7 +53,9 @@ class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return _("asking") if self.pending and self.value is None else ""
 
     def empty_sentence(self, empty: str) -> str:
-        """Return the sentence of a list without rows: the error, else the wait, else `empty`."""
+        """Return the sentence of a list without rows: the error of the last query; `empty` if a
+        reply has arrived; else that the first reply is awaited.
+        """
         if self.error:
             return _(
                 "cannot be shown: {error}. Press r to try again.", error=self.error.rstrip(".")
@@ -140,7 +142,9 @@ class QueryPage(Page):
             self.show(self.volunteer.scene(), at_once=True)
 
     def reply_arrived(self, name: str) -> None:
-        """Take a new reply, or the error of a failed query; for subclasses."""
+        """Handle a new reply, or the error of a failed query, to the query `name`; subclasses
+        override it.
+        """
 
     def query_again(self) -> None:
         """Send every query again."""

@@ -23,7 +23,7 @@ STATES = {
     "completed": N_("completed"),
     "failed": N_("failed"),
 }
-# The same for a table, where the organiser is not named.
+# Shorter words of the states, for a table.
 STATES_SHORT = {**STATES, "paused": N_("paused")}
 SLOW_STEP_S = 60.0  # the estimate of a longer step warns of short tasks
 TASKS_MIN = 3  # tasks trained here from which their pace replaces the benchmark
@@ -33,7 +33,9 @@ MIXED = frozenset((*GAMES, "learn"))  # kinds of tasks of runs with several kind
 
 
 class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Estimate of a run: True if it fits this machine, and the reason; unknown figures are None."""
+    """Estimate of a run. `fits` is True if the run fits this machine, `sentence` says why or why
+    not; unknown figures are None.
+    """
 
     fits: bool
     sentence: str

@@ -12,7 +12,7 @@ ROWS_MAX = 2000  # most versions kept
 
 
 class SampleHistory:
-    """Loaded versions by number; `head` is the newest loaded version, -1 before any."""
+    """Loaded versions by number; `head` is the newest loaded version, -1 if none is loaded."""
 
     def __init__(self, run: str) -> None:
         self.run = run

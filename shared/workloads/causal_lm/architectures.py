@@ -180,7 +180,7 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key_width(self) -> int:
-        """Return how many numbers a token's keys, and likewise its values, have in a layer."""
+        """Return how many numbers the keys of a token have in a layer; its values have as many."""
         return self.num_key_value_heads * self.head_dim
 
     @property
@@ -454,8 +454,8 @@ def _rope_arguments(rope: Rope) -> dict[str, object]:
 
 
 def _filled(raw: dict[str, object]) -> dict[str, object]:
-    """Return the settings, with those filled in that follow from others as the library derives
-    them. Raises InvalidRunFile.
+    """Return the settings; missing settings are derived from others as the library derives them.
+    Raises InvalidRunFile.
     """
     heads, width = raw.get("num_attention_heads"), raw.get("hidden_size")
     if raw["model_type"] != "gpt2" and isinstance(heads, int):

@@ -33,7 +33,7 @@ _RESIDUAL = (
     "down_proj.weight",
     "c_proj.weight",
     ".dense.weight",
-)  # scaled down with depth
+)  # initial weights that get smaller with the number of layers
 BASE_SEED = 0  # seed of a frozen model without files
 
 

@@ -41,7 +41,7 @@ _RANK_MAX = 1024
 _FILE_BYTES_MAX = 1 << 40
 _LICENCE_CHARS_MAX = 100
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FIRST = {  # matrices adapted by default: those of attention (for GPT-2 without the output)
+_FIRST = {  # matrices adapted by default: of attention, for GPT-2 without its output
     "gpt2": ("c_attn",),
     "gpt_neox": ("query_key_value", "dense"),
     "phi3": ("qkv_proj", "o_proj"),
@@ -60,7 +60,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     rslora: bool = False
     dropout: float = 0.0  # dropout of an adapter's input
     targets: tuple[str, ...] = ()  # last parts of the names of adapted matrices
-    modules_to_save: tuple[str, ...] = ()  # table of tokens and head, as far as they are trained
+    modules_to_save: tuple[str, ...] = ()  # trained whole: table of tokens, head
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= _RANK_MAX:
@@ -274,7 +274,7 @@ def folder_of(config: CausalConfig) -> Path:
 
 def origin(config: CausalConfig) -> Origin | None:
     """Return the base model of a run; for a folder only its name, since its path is private. None
-    for a run that begins from nothing.
+    for a run that begins with random weights.
     """
     if not config.source:
         return None
@@ -329,7 +329,8 @@ def trained_whole(config: CausalConfig) -> tuple[str, ...]:
 
 def token_modules(shape: Shape) -> dict[str, str]:
     """Return the modules whose matrices have a row for each token, by the last parts of their
-    names: table of tokens and head. A table that is the head too must have the name that peft ties.
+    names: table of tokens and head. A table that is the head too is returned only if it has the
+    name "embed_tokens", which peft ties to the head.
     """
     table = next(name for name, _ in shape.shapes()).removesuffix(".weight")
     modules = {table.rpartition(".")[2]: table}

@@ -28,7 +28,8 @@ from shared.workloads.causal_lm.architectures import OWN, Shape, read_shape
 from shared.workloads.data.tokenizer import check_size
 
 SETTINGS, INDEX, TOKENIZER = "config.json", "model.safetensors.index.json", "tokenizer.json"
-# Beginning of a complaint about settings, which names no folder.
+# Name of a table or file at the beginning of an error about settings; `read_folder` replaces it by
+# the path of the file.
 _PLACE = re.compile(rf"(\[?{re.escape(architectures.TABLE)}\]?:? |{re.escape(SETTINGS)}: )")
 FILES_MAX = 256
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\.safetensors")

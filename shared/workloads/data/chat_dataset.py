@@ -46,8 +46,8 @@ _LOST = {
 }
 _UNREAD_SHOWN = 8
 # Tokens after which a chunk ends, with the dialogue that reaches them. Windows of 8,192 tokens have
-# 5 to 9 % of padding with chunks of half as many tokens, and half of that with chunks of this size
-# (measured on three distributions of lengths).
+# 5 to 9 % of padding with chunks of half this size, and half as much padding with chunks of this
+# size (measured on three distributions of lengths).
 _CHUNK_TOKENS = 131_072
 
 

@@ -137,7 +137,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             )
         except Endless:
             raise
-        except InvalidRunFile:  # the template wants another beginning
+        except InvalidRunFile:  # the template refuses a dialogue that begins so
             return None
         before, mark, after = text.partition(_QUESTION)
         whole = (
@@ -192,7 +192,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         same = next((at for at, (one, other) in pairs if one != other), len(before))
         if same >= len(whole):
             raise InvalidRunFile("the template leaves out its answer")
-        return whole[:same], whole[same:]  # the template may add the beginning of a thought
+        return whole[:same], whole[same:]  # the template may begin an answer's reasoning
 
     def _render(
         self,

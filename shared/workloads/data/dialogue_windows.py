@@ -110,7 +110,7 @@ class DialogueWindows:
             for part in range(packing.bounds[window], packing.bounds[window + 1]):
                 begin, length = packing.starts[part], packing.lengths[part]
                 line[place : place + length] = tokens[begin : begin + length]
-                # the first token of a part is a target of the part before, if of any
+                # the first token of a part is no target: the token before it is of another part
                 line[place] = line[place] & ~LEARNT | FIRST
                 place += length
         return out

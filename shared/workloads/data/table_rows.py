@@ -25,7 +25,7 @@ SUFFIXES = frozenset({".parquet", ".arrow"})
 _BATCH_ROWS = 256
 _INFO_BYTES_MAX = 1 << 20  # bytes that are read of a file about a dataset's origin
 _SPLITS = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![a-z])")
-_CACHED = "cache-"  # prefix of the library's cached results of maps, which are not data
+_CACHED = "cache-"  # prefix of files in which the library caches results; they are not read
 
 
 def is_table(path: Path) -> bool:
@@ -60,7 +60,7 @@ def columns(path: Path) -> list[str]:
 
 
 def rows(path: Path, names_read: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table, with the wanted columns that are not null.
+    """Yield each row of a table by column, with the columns of `names_read` that are not null.
 
     Raises InvalidRunFile if the table cannot be read, Configuration without pyarrow.
     """
@@ -99,7 +99,7 @@ def _opened(path: Path) -> tuple[list[str], Callable[[list[str]], Iterator[Any]]
         return file.schema_arrow.names, lambda names: file.iter_batches(_BATCH_ROWS, columns=names)
     source = pyarrow.memory_map(str(path))
     try:
-        stream = ipc.open_stream(source)  # the format that datasets saves
+        stream = ipc.open_stream(source)  # the format in which the library datasets saves
         return stream.schema.names, lambda names: (batch.select(names) for batch in stream)
     except pyarrow.ArrowInvalid:
         source.seek(0)

@@ -183,8 +183,8 @@ class ChunkWriter:
         self._rest, self._held = [stream], len(stream)
 
     def close(self) -> tuple[ChunkRef, ...]:
-        """Store the rest and return all chunks; a single remaining token is dropped, since it
-        predicts nothing.
+        """Store the remaining tokens, and return all chunks; a single remaining token is dropped,
+        since it predicts nothing.
         """
         if self._held > 1:
             self._store(np.concatenate(self._rest))

@@ -30,7 +30,7 @@ class Layer(NamedTuple):
     after: int
     kernel: int
     normed: bool  # batch norm follows
-    side: int  # larger side of its two images
+    side: int  # pixels of a side of its input or output, whichever is larger
 
 
 class DcganConfig(Table, frozen=True, kw_only=True):

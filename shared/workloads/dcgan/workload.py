@@ -41,8 +41,9 @@ _TRAIN = {
     **{"warmup_steps": 0, "weight_decay": 0.0, "clip_norm": 0.0},
 }
 # Tasks that send deltas begin with a fresh optimiser. Adam's first step is the sign of a gradient,
-# which rounding alone turns: such a task drifts by 0.14 after one step and could not be proved.
-# Steps of one length a row, as long as Adam's, drift by 0.05 after eight (measured on digits).
+# which rounding can change: two machines' results of one step differ by 0.14, too much for a
+# recompute to agree. Muon's steps have one length for each row of a matrix: after eight steps as
+# long as Adam's, results differ by 0.05 (measured on digits).
 _LOCAL = {"optimizer": "muon", "lr": 6e-4}
 _TASK = {"batch_size": 64, "local_steps": 5}  # 320 images
 # The norms of honest updates may triple within a few versions, when one network gets ahead of the

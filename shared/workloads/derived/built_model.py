@@ -25,7 +25,9 @@ Layout = tuple[tuple[str, tuple[int, ...], Role], ...]
 
 
 class BuiltModel:
-    """Model of a config on a device, with the weights of a version, or new ones by a seed."""
+    """Model of a config on a device, with the weights of a version, or new weights drawn by a
+    seed.
+    """
 
     def __init__(
         self,

@@ -32,12 +32,12 @@ class Derived(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[tuple[str, tuple[int, ...], Role], ...]
     flops: float  # FLOPs of a sample, forward and backward
     sample_bytes: int  # bytes that a sample keeps for the backward pass
-    # True: the loss of a batch is the mean of its parts' losses, as it is not with batch norm
+    # True: the loss of a batch is the mean of its parts' losses; with batch norm it is not
     additive: bool
 
 
 class TableRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request: check a `[model]` table and derive the rest."""
+    """Request to check a `[model]` table, and to derive the facts of its config."""
 
     code: str
     data: DataKind
@@ -46,7 +46,7 @@ class TableRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request: write the samples of files into the file `records`."""
+    """Request to write the samples of files into the file `records`."""
 
     code: str
     sources: tuple[str, ...]
@@ -55,7 +55,7 @@ class SamplesRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Reply to a request; `complaint` is a sentence in place of the rest."""
+    """Reply to a request. If `complaint`, a sentence, is not "", the other fields are empty."""
 
     complaint: str = ""
     table: dict[str, Any] = {}

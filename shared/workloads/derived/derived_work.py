@@ -79,7 +79,7 @@ class DerivedWork(StepWork):
         self._even: EvenPace | None = None
         if not derived.additive:
             self._pace = self._even = EvenPace(min(job.batch_size, len(rows)), derived.flops)
-        self._plain = False  # True: attention is computed by its parts
+        self._plain = False  # True: attention without the fused operator
         self._before = self._buffers()
 
     @override

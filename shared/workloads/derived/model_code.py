@@ -43,11 +43,12 @@ class ModelCode(Generic[M, B]):
     """Functions of an author.
 
     `model` builds a torch model; its parameters, or the fields of a dataclass that it takes, are
-    the keys of `[model]`. `loss` returns the mean loss of a batch; `trainer` returns an object with
-    `compute_loss` and `data_collator` in its place; without both the model has Lightning's
-    `training_step`. `samples` yields samples of files: tuples or dicts of arrays and numbers, each
-    of the same shapes. `batch` makes a batch of a list of samples, in place of stacking them.
-    `draw` returns a number of pictures of the model, (N, C, H, W) from -1 to 1.
+    the keys of `[model]`. `loss` returns the mean loss of a batch; `trainer`, in place of `loss`,
+    returns an object with `compute_loss` and `data_collator`; without `loss` and `trainer` the
+    model has Lightning's `training_step`. `samples` yields samples of files: tuples or dicts of
+    arrays and numbers, each of the same shapes. `batch` makes a batch of a list of samples, in
+    place of stacking them. `draw` returns a number of pictures of the model, (N, C, H, W) from -1
+    to 1.
     """
 
     model: Callable[..., M]

@@ -1,7 +1,7 @@
 """Random numbers of torch, fixed by seeds below the operators that draw them.
 
-Dropout, noise and initial weights are the same on every device, and those of a sample the same for
-any micro-batch, whatever the author's code calls.
+Dropout, noise and initial weights are the same on every device, whatever the author's code calls.
+The numbers drawn for a sample are the same for any micro-batch.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ class InitialDraws:
 
 
 class SampleDraws:
-    """Draws of samples `first`, `first` + 1, ... of a step: a tensor's rows are drawn for the
-    samples if their number is a multiple of the samples', and otherwise for the step.
+    """Draws of samples `first`, `first` + 1, ... of a step. If the number of a tensor's rows is a
+    multiple of the number of samples, each row is drawn for its sample; otherwise the tensor is
+    drawn for the step, the same for any samples.
     """
 
     def __init__(self, seed: int, step: int, first: int, count: int) -> None:
@@ -219,7 +220,7 @@ def _cast(value: Tensor, named: Arguments) -> Tensor:
 
 def _integer(named: Arguments) -> torch.dtype:
     dtype, like = named.get("dtype"), named.get("self")
-    if isinstance(dtype, torch.dtype):  # by default the schema's number of a type
+    if isinstance(dtype, torch.dtype):  # a default value is the number of a type instead
         return dtype
     return like.dtype if isinstance(like, Tensor) else torch.int64
 

@@ -39,12 +39,12 @@ class PromptText:
         self._beginning = beginning(self._tokenizer) if self._tokenizer else []
 
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
-        """Return the tokens of a prompt: the beginning of every text, then the text's; for an empty
-        prompt at least the token that ends a text.
+        """Return the tokens of a prompt: the special tokens before every text, then the tokens of
+        `text`; for an empty prompt the token that ends a text, or 0.
 
-        With `marks` the text is a template's: special tokens in it count as such, and it has its
-        own beginning. Otherwise they are plain text. Raises InvalidRunFile for tokens unknown to
-        the model, and for words without a tokenizer.
+        With `marks` a chat template has written `text`: special tokens in it count as such, and
+        none is put before it. Otherwise they are plain text. Raises InvalidRunFile for tokens
+        unknown to the model, and for words without a tokenizer.
         """
         if marks:
             tokens = self._tokens(text, self._marking)
@@ -105,7 +105,9 @@ class PromptText:
 
 
 def ending(reader: Reader, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the tokens, or else the texts, that end an answer in a template."""
+    """Return the tokens, and the texts, that end an answer; `text` follows an answer in a
+    template.
+    """
     if not text.strip():
         return (), ()
     first = reader.encode(text, marks=True)[:1]

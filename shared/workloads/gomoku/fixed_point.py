@@ -37,7 +37,7 @@ class FixedConv(nn.Module):
 
     weight: Tensor
     bias: Tensor
-    grain: Tensor  # (C, 1, 1): of what number each channel's sums are multiples
+    grain: Tensor  # (C, 1, 1): number of which all sums of a channel are multiples
 
     def __init__(self, conv: nn.Conv2d, unit_in: float, unit_out: float, kind: torch.dtype) -> None:
         super().__init__()

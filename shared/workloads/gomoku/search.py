@@ -7,9 +7,9 @@ Every game has a block of rows, one row a node. A row holds for each move: `q`, 
 the player to move there; `n`, its visits; `u`, its prior / (1 + n); and the row that it leads to. A
 move is chosen by q + c sqrt(N + 1) u (Silver et al. 2017). The q of an unvisited move is the
 network's value of the position, minus `fpu` times the square root of the visited priors' sum: the
-more of the likely moves were tried, the less the rest promise. Only a visit changes a row's best
-move, so each row caches its best move and the row below it. A visit updates these caches for all
-rows of all paths together, and the descent takes one look-up a level.
+more of the likely moves were tried, the lower the value of the others. Only a visit changes a row's
+best move, so each row caches its best move and the row below it. A visit updates these caches for
+all rows of all paths together, and the descent takes one look-up a level.
 
 A running simulation counts as a lost visit until its value arrives (virtual loss), so that one
 batch can hold several leaves of one game. The search of a game depends only on its own position,
@@ -224,7 +224,7 @@ class Search:
         )
 
     def _leaves(self, last: Rows) -> tuple[Rows, Rows]:
-        """Return each game's leaves below its last row, and the new ones that do not end a game."""
+        """Return each game's leaf below its last row, and the new leaves that do not end a game."""
         moves = self._best[last]
         leaves = self._next[last, moves].astype(np.intp)
         new = np.flatnonzero(leaves == _NONE)

@@ -48,7 +48,7 @@ class GptDecoder(PromptText):
         batch = torch.tensor([list(tokens)], device=self._device)
         x, turn = self._model.placed(batch, slice(start, stop))  # (1, T, C)
         mask: Tensor | None = None
-        if start:  # a new token sees the tokens read earlier, and the new ones up to itself
+        if start:  # a new token sees all earlier tokens, and the new tokens up to itself
             mask = torch.ones(len(tokens), stop, dtype=torch.bool, device=self._device)
             mask = mask.tril(diagonal=start)
         for layer, block in enumerate(self._blocks):

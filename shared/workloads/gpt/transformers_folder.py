@@ -61,7 +61,9 @@ def _code(config: GptConfig, tokenizer: bytes | None) -> list[str]:
 
 
 def _ends(end: int | None) -> dict[str, int | None]:
-    """Return the special tokens of a text; an empty prompt starts as in `PromptText`."""
+    """Return the special tokens for the two config files; `end` is the token that ends a text, None
+    if there is none. An empty prompt starts with it, or with token 0, as in `PromptText`.
+    """
     return {"bos_token_id": end or 0, "eos_token_id": end, "pad_token_id": end}
 
 

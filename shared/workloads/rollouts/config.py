@@ -120,7 +120,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
                 )
             return self
         if self.tokenizer is not None:
-            return self  # an earlier reading of this table
+            return self  # an earlier call has filled it in
         folder = causal_lm.folder_of(base)
         if used is None or used.sha256 != model_folder.tokenizer_sha256(folder):
             raise InvalidRunFile(
@@ -294,7 +294,7 @@ class RolloutsOptions(ReplayOptions, frozen=True, kw_only=True):
     window: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
     reuse: Annotated[float, Meta(ge=0.01, le=1000)] = 2.0
     queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
-    # learners draw answers that were sealed within so many versions
+    # learners draw answers that were sealed within this many versions
     lag: Annotated[int, Meta(ge=0, le=1000)] = 2
     warm_steps: Annotated[int, Meta(ge=0, le=1 << 20)] = (
         0  # steps on solved problems, before rollouts; none with init_from

@@ -2,10 +2,10 @@
 
 A record has a prompt (`prompt`, `question` or `problem`: a text, or turns of a dialogue, with
 `system` before them) and an answer or the arguments of a verifier, or several such `rewards`, each
-with its `weight`. A number is judged by `number`,
-a text by `exact`; of a solution, as GSM8K has it behind `####`, the final answer counts. With the
-tokenizer of a model, prompts are written by its chat template. One blob has the problems that are
-learnt from, the other the held-out problems.
+with its `weight`. An answer that is a number is judged by the verifier `number`, any other answer
+by `exact`. Of a `solution`, which may end with `####` and the final answer as in GSM8K, only the
+final answer counts. With the tokenizer of a model, prompts are written by its chat template. One
+blob has the problems that are learnt from, the other the held-out problems.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Verifiers: pure functions from an answer's text to a reward between 0 and 1.
 
-A verifier is a struct whose fields are its arguments. The list is closed: those below, and those of
-installed packages, by the entry point group `volunteer.verifiers`. A problem carries no code and no
-regular expression. An answer is hostile text, so each verifier reads at most `ANSWER_CHARS_MAX`
-characters, in time proportional to them.
+A verifier is a struct whose fields are its arguments. A problem may name only the verifiers of this
+module and of installed packages, found by the entry point group `volunteer.verifiers`. A problem
+carries no code and no regular expression. An answer is hostile text, so each verifier reads at most
+`ANSWER_CHARS_MAX` characters, in time proportional to them.
 
-The final answer stands at the last place for it: in `\boxed{}`, between `<answer>` and
-`</answer>`, after `####`, after "answer:" or "answer is", or at a place that the problem names.
-A text without such a place is its own final answer; one that lacks the place that its problem
-names has none.
+The final answer stands at the last place for it: in `\boxed{}`, between `<answer>` and `</answer>`,
+after `####`, after "answer:" or "answer is", or at a place that the problem names. A text without
+such a place is its own final answer; a text without the place that its problem names has no final
+answer.
 """
 
 from __future__ import annotations

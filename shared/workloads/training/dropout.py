@@ -45,10 +45,10 @@ class SampleKeys:
 
 
 class SampleDropout(nn.Module):
-    """Zeroes a share `p` of the elements of each sample of (B, ...), and scales up the rest.
+    """Zeroes a share `p` of the elements of each sample of (B, ...), and scales up the other
+    elements.
 
-    `place` distinguishes the layers of one model. Nothing changes without keys, and in
-    evaluation.
+    `place` distinguishes the layers of one model. Nothing changes without keys, and in evaluation.
     """
 
     def __init__(self, p: float, keys: SampleKeys, place: int) -> None:

@@ -1,8 +1,8 @@
-"""Tokenizer of a GGUF file: a BPE of bytes, or the pieces of SentencePiece with bytes for the rest.
+"""Tokenizer of a GGUF file: a BPE of bytes, or SentencePiece's pieces, with bytes for other text.
 
-llama.cpp merges pieces by the score of what they make, the library tokenizers by a list of merges;
-a list that follows from scores gives both the same tokens. A `Metaspace` adds no space to a text
-that begins with one, llama.cpp does.
+llama.cpp merges two pieces by the score of the merged piece, the library tokenizers by a list of
+merges; if the order of the list follows from the scores, both give the same tokens. A `Metaspace`
+adds no space to a text that begins with one, llama.cpp does.
 """
 
 from __future__ import annotations
@@ -126,8 +126,7 @@ def _pattern(tokenizer: Mapping[str, Any]) -> str:
             normalizer["type"] == "NFC" and not last["use_regex"]
         ):
             name = _PATTERNS.get(pattern, "")
-    # only with this pattern does llama.cpp take a word that is a token as that token, whatever
-    # merges would make of the word
+    # with this pattern alone llama.cpp writes a word of the vocabulary as one token without merges
     if not name or bpe.get("ignore_merges", False) != (name == _LLAMA_3):
         raise BadRequest(
             f"{REFUSED} this tokenizer: it divides texts by a pattern of its own, not as GPT-2,"
@@ -143,7 +142,7 @@ def _prefixed(tokenizer: Mapping[str, Any], *, chat: bool) -> bool:
     changes = _parts(tokenizer.get("normalizer"), "normalizers")
     divider = tokenizer.get("pre_tokenizer") or {"type": ""}
     if divider["type"] == "Split" and divider["pattern"] == {"String": " "} and _ESCAPE in changes:
-        divider = {"type": ""}  # no space is there to divide at
+        divider = {"type": ""}  # the normalizer has replaced all spaces
     match divider:
         case {"type": ""} if changes == [_ESCAPE]:
             return False

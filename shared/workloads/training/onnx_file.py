@@ -22,7 +22,7 @@ CODE = (
     "",
     f'session = onnxruntime.InferenceSession("{NAME}")',
 )
-_BYTES_MAX = 2_000_000_000  # most bytes of weights; the rest of a file's 2 GiB is for the graph
+_BYTES_MAX = 2_000_000_000  # most bytes of weights; a file has 2 GiB, also for the graph
 _NEEDS = ("onnx", "onnxscript")
 
 

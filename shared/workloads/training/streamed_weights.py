@@ -1,8 +1,9 @@
 """Weights that stay in the memory of the host and are copied to a card while they are used.
 
-A block is recomputed in the backward pass (`gradient_checkpointing_enable`), so that its copies
-live twice: in its forward pass each for one product, and together during its backward pass. The
-copy is an operation of the graph: the gradient of a copy goes to the weight on the host.
+A block is recomputed in the backward pass (`gradient_checkpointing_enable`), so that its weights
+are copied twice. In the forward pass each copy exists for one product; in the backward pass all
+copies of the block exist together. The copy is an operation of the graph: the gradient of a copy
+goes to the weight on the host.
 """
 
 from __future__ import annotations

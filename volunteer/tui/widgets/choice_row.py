@@ -12,7 +12,7 @@ from volunteer.tui.text import Line, Span
 from volunteer.tui.widgets.bars import Bar
 from volunteer.tui.widgets.panel import Scene
 
-KEY = "w"  # takes the next choice
+KEY = "w"  # switches to the next choice
 
 
 class ChoiceRow(Bar):

@@ -54,9 +54,9 @@ class Editor(Field):
 class SettingList(Vertical):
     """List of settings that can be changed in place.
 
-    `rows` returns the settings; `names` selects and orders those shown (empty: all, under
-    headings). A second click changes a setting; so does enter, if `by_enter`, and the method
-    `change`.
+    `rows` returns the settings; `names` are the settings to show, in their order (empty: all
+    settings, under headings). A second click changes a setting; so does enter, if `by_enter`, and
+    the method `change`.
     """
 
     DEFAULT_CSS = """
