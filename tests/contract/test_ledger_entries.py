@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -118,25 +119,20 @@ STEPS: dict[str, tuple[tuple[str, ...], Callable[..., None], dict[tuple[str, str
 }
 
 
-@pytest.mark.parametrize("step", STEPS)
-async def test_each_step_posts_its_two_sides_under_its_own_key(
-    database: Database, step: str
-) -> None:
-    before, do, moves, kind = STEPS[step]
-    one = pay(4, 9)
-
-    def write(conn: Connection) -> None:
-        for number, earlier in enumerate(before):
-            STEPS[earlier][1](conn, [one], float(number))
-        memo = ("a reason",) if step in ("forfeit", "withdraw", "reverse") else ()
-        do(conn, [one], 7.5, *memo)
-
-    await database.write(write)
-    memo = "a reason" if step in ("forfeit", "withdraw", "reverse") else ""
-    assert (await entries(database))[-1] == (f"{kind}:4", kind, moves, 1, 4, memo, 7.5)
-    steps = await database.read(lambda conn: payments.steps_of(conn, [4, 5]))
-    assert steps == {4: {*before, kind}, 5: set()}
-    assert await database.read(payments.last_event) == len(before) + 1
+async def test_each_step_posts_its_two_sides_under_its_own_key(database: Database) -> None:
+    count = 0
+    for number, (step, (before, do, moves, kind)) in enumerate(STEPS.items(), start=4):
+        one = [pay(number, 9)]
+        for at, earlier in enumerate(before):
+            await database.write(partial(STEPS[earlier][1], rows=one, now=float(at)))
+        memo = "a reason" if step in ("forfeit", "withdraw", "reverse") else ""
+        await database.write(partial(do, rows=one, now=7.5, memo=memo))
+        expected = (f"{kind}:{number}", kind, moves, 1, number, memo, 7.5)
+        assert (await entries(database))[-1] == expected
+        steps = await database.read(partial(payments.steps_of, ids=[number, 99]))
+        assert steps == {number: {*before, kind}, 99: set()}
+        count += len(before) + 1
+        assert await database.read(payments.last_event) == count
 
 
 async def test_the_steps_of_one_account_stand_in_their_order(database: Database) -> None:
@@ -202,23 +198,21 @@ def sides(amount: int) -> tuple[Move, ...]:
     return (Move("system", "mint", -amount), Move(MIA, "earned", amount))
 
 
-@pytest.mark.parametrize(
-    ("event", "match"),
-    [
-        (draft(key="", moves=sides(1)), "too long a key"),
-        (draft(key="k" * (KEY_CHARS_MAX + 1), moves=sides(1)), "too long a key"),
-        (draft(memo="m" * (MEMO_CHARS_MAX + 1), moves=sides(1)), "too long a key or memo"),
-        (draft(moves=sides(AMOUNT_MAX + 1)), "moves more than"),
-        (draft(moves=(Move(MIA, "earned", 0),)), "two or more"),
-        (draft(moves=()), "two or more"),
-        (draft(moves=(*sides(1), Move(MIA, "earned", 0))), "two or more"),
-        (draft(moves=(Move("system", "mint", -2), Move(MIA, "earned", 1))), "not equal"),
-    ],
-)
-async def test_an_impossible_event_is_refused_with_its_reason(
-    database: Database, event: EventDraft, match: str
-) -> None:
-    await refused(database, BadRequest, match, lambda conn: post(conn, [event], 1.0))
+IMPOSSIBLE = [
+    (draft(key="", moves=sides(1)), "too long a key"),
+    (draft(key="k" * (KEY_CHARS_MAX + 1), moves=sides(1)), "too long a key"),
+    (draft(memo="m" * (MEMO_CHARS_MAX + 1), moves=sides(1)), "too long a key or memo"),
+    (draft(moves=sides(AMOUNT_MAX + 1)), "moves more than"),
+    (draft(moves=(Move(MIA, "earned", 0),)), "two or more"),
+    (draft(moves=()), "two or more"),
+    (draft(moves=(*sides(1), Move(MIA, "earned", 0))), "two or more"),
+    (draft(moves=(Move("system", "mint", -2), Move(MIA, "earned", 1))), "not equal"),
+]
+
+
+async def test_an_impossible_event_is_refused_with_its_reason(database: Database) -> None:
+    for event, match in IMPOSSIBLE:
+        await refused(database, BadRequest, match, partial(post, drafts=[event], now=1.0))
 
 
 async def test_the_largest_event_is_posted(database: Database) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import msgspec
 import pytest
 from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.exc import DBAPIError
@@ -15,10 +14,8 @@ from coordinator.accounts.ledger import Ledger
 from coordinator.database import record
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments, record_tree
-from coordinator.database.ledger.payments import Payment
-from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
-from tests.support.account_rows import add_contribution, add_run, breaches, earn, pay
+from tests.support.account_rows import earn, pay
 
 MIA = "volunteer-mia-000001"
 
@@ -147,48 +144,6 @@ async def test_tampering_is_found(database: Database, statements: str, sentence:
 
     await database.write(tamper)
     assert any(sentence in said for said in await Ledger(database).check())
-
-
-# Contributions and ledger must tell the same story.
-STORIES: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "merged and unpaid": ("merged", ("pending",), "not paid"),
-    "paid and rejected": ("rejected", ("pending", "earn"), "was kept"),
-    "accepted for nothing": ("accepted", (), "no credit was posted"),
-    "paid before it was judged": ("checking", ("pending",), "too early"),
-    "a different price": ("accepted", ("price",), "another price"),
-    "accepted": ("accepted", ("pending",), ""),
-    "merged": ("merged", ("pending", "earn"), ""),
-    "merged, then taken back": ("merged", ("pending", "earn", "reverse"), ""),
-    "set aside": ("rejected", ("pending", "void"), ""),
-    "refused at once": ("rejected", (), ""),
-    "an evaluation": ("accepted", ("pending", "earn"), ""),
-}
-
-
-@pytest.mark.parametrize("story", STORIES)
-async def test_contributions_and_credits_are_compared(database: Database, story: str) -> None:
-    state, steps, sentence = STORIES[story]
-
-    def write(conn: Connection) -> None:
-        number = add_contribution(conn, add_run(conn), MIA, state=state, price_micro=10)
-        row = conn.execute(select(contributions).where(contributions.c.id == number)).one()
-        one = Payment.of(row)  # type: ignore[arg-type]
-        dearer = msgspec.structs.replace(one, amount_micro=11)
-        for step in steps:
-            if step == "price":
-                payments.post_step(conn, "pending", [dearer], 1.0)
-            elif step == "pending":
-                payments.post_step(conn, "pending", [one], 1.0)
-            elif step == "earn":
-                payments.post_step(conn, "earn", [one], 2.0)
-            elif step == "void":
-                payments.post_step(conn, "void", [one], 2.0)
-            else:
-                payments.post_step(conn, "reverse", [one], 3.0)
-
-    await database.write(write)
-    found = await breaches(database)
-    assert found == [] if not sentence else any(sentence in said for said in found), found
 
 
 async def test_a_negative_balance_is_refused_by_the_table_too(database: Database) -> None:

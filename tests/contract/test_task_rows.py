@@ -506,35 +506,33 @@ async def test_a_task_failed_too_often_is_discarded_at_that_moment(rows: Rows) -
     assert (row.state, row.ended_at, row.claim_id, row.renew_by) == ("discarded", NOW, None, None)
 
 
-@pytest.mark.parametrize(
-    ("columns", "worker", "attempt", "error"),
-    [
-        ({"state": "doing"}, "a", 3, None),
-        ({"state": "todo", "returned": True}, "a", 3, None),
-        ({"state": "todo", "returned": False}, "a", 3, Gone),
-        ({"state": "done", "returned": True}, "a", 3, Gone),
-        ({"state": "doing"}, "a", 2, Gone),
-        ({"state": "doing"}, "a", 1, Gone),
-        ({"state": "doing"}, "a", 4, NotFound),
-        ({"state": "doing"}, "a", 0, NotFound),
-        ({"state": "doing"}, "b", 2, Gone),
-        ({"state": "doing"}, "b", 1, Gone),
-        ({"state": "doing"}, "b", 3, NotFound),
-        ({"state": "doing"}, "b", 0, NotFound),
-        ({"state": "cancelled"}, "a", 3, Cancelled),
-        ({"state": "cancelled"}, "b", 2, Gone),
-    ],
-)
-async def test_only_the_current_attempt_of_its_worker_may_submit(
-    rows: Rows, columns: dict[str, Any], worker: str, attempt: int, error: type[Exception] | None
-) -> None:
-    row = await rows.put(**columns, attempt=3)
-    who = {"a": rows.a, "b": rows.b}[worker].worker_id
-    if error is None:
-        tasks.may_submit(row, who, attempt)
-        return
-    with pytest.raises(error, match=f"task {row.id}|task {row.id} "):
-        tasks.may_submit(row, who, attempt)
+SUBMITTERS: list[tuple[dict[str, Any], str, int, type[Exception] | None]] = [
+    ({"state": "doing"}, "a", 3, None),
+    ({"state": "todo", "returned": True}, "a", 3, None),
+    ({"state": "todo", "returned": False}, "a", 3, Gone),
+    ({"state": "done", "returned": True}, "a", 3, Gone),
+    ({"state": "doing"}, "a", 2, Gone),
+    ({"state": "doing"}, "a", 1, Gone),
+    ({"state": "doing"}, "a", 4, NotFound),
+    ({"state": "doing"}, "a", 0, NotFound),
+    ({"state": "doing"}, "b", 2, Gone),
+    ({"state": "doing"}, "b", 1, Gone),
+    ({"state": "doing"}, "b", 3, NotFound),
+    ({"state": "doing"}, "b", 0, NotFound),
+    ({"state": "cancelled"}, "a", 3, Cancelled),
+    ({"state": "cancelled"}, "b", 2, Gone),
+]
+
+
+async def test_only_the_current_attempt_of_its_worker_may_submit(rows: Rows) -> None:
+    for columns, worker, attempt, error in SUBMITTERS:
+        row = await rows.put(**columns, attempt=3)
+        who = {"a": rows.a, "b": rows.b}[worker].worker_id
+        if error is None:
+            tasks.may_submit(row, who, attempt)
+            continue
+        with pytest.raises(error, match=f"task {row.id}|task {row.id} "):
+            tasks.may_submit(row, who, attempt)
 
 
 async def test_a_cancelled_task_says_why(rows: Rows) -> None:

@@ -150,7 +150,7 @@ def pay(number: int = 1, amount: int = 100, who: str = "volunteer-mia-000001") -
 
 def poster(step: payments.Step) -> Callable[..., None]:
     """Return the function that posts one step of contributions."""
-    return lambda conn, rows, now, *memo: payments.post_step(conn, step, rows, now, *memo)
+    return lambda conn, rows, now, memo="": payments.post_step(conn, step, rows, now, memo)
 
 
 def earn(conn: Connection, *rows: Payment) -> None:

@@ -32,6 +32,7 @@ class Interrupter:
 
 sys.meta_path.insert(0, Interrupter())
 """
+SLOW = pytest.mark.slow
 PROGRAMS = {
     "coordinator": ["-c", "from coordinator.entry_point import main; main()", "run", "list"],
     "volunteer": ["-m", "volunteer", "runs"],
@@ -39,7 +40,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("at", [1, 30, 150, 400])
+@pytest.mark.parametrize("at", [1, 150, *(pytest.param(n, marks=SLOW) for n in (30, 400))])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_an_import_is_interrupted_without_a_traceback(
     program: str, at: int, tmp_path: Path

@@ -112,36 +112,34 @@ def a_thousand_times(tensors: Tensors, schema: Schema) -> Schema:
     return schema
 
 
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (wrong_shape, "frame"),
-        (missing_tensor, "frame"),
-        (strange_tensor, "frame"),
-        (nothing_changed, "empty"),
-        (a_thousand_times, "norm"),
-    ],
-)
-async def test_content_that_cannot_be_is_rejected(
-    home: LocalCoordinator, spoil: Callable[[Tensors, Schema], Schema], reason: str
-) -> None:
-    eve = await home.join("Eve")
+SPOILT: list[tuple[Callable[[Tensors, Schema], Schema], str]] = [
+    (wrong_shape, "frame"),
+    (missing_tensor, "frame"),
+    (strange_tensor, "frame"),
+    (nothing_changed, "empty"),
+    (a_thousand_times, "norm"),
+]
+
+
+async def test_content_that_cannot_be_is_rejected(home: LocalCoordinator) -> None:
     schema = await schema_of(home)
-    tensors = drawn(schema, 1)
-    verdict = await hand_in(eve, frame(home, tensors, spoil(tensors, schema)))
-    assert (verdict.state, verdict.reason, verdict.credits_micro) == ("rejected", reason, 0)
-    assert len(verdict.message) > 20
-    me = decode(await eve.get("/workers/me"), Me)
-    assert (me.pending_micro, me.earned_micro) == (0, 0)
+    for number, (spoil, reason) in enumerate(SPOILT):
+        eve = await home.join(f"Eve {number}")
+        tensors = drawn(schema, number)
+        verdict = await hand_in(eve, frame(home, tensors, spoil(tensors, schema)))
+        assert (verdict.state, verdict.reason, verdict.credits_micro) == ("rejected", reason, 0)
+        assert len(verdict.message) > 20
+        me = decode(await eve.get("/workers/me"), Me)
+        assert (me.pending_micro, me.earned_micro) == (0, 0)
     assert await merged(home)
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-async def test_what_is_no_number_is_rejected(home: LocalCoordinator, poison: float) -> None:
+async def test_what_is_no_number_is_rejected(home: LocalCoordinator) -> None:
     schema = await schema_of(home)
-    data = frame(home, drawn(schema, 1), schema)
-    verdict = await hand_in(await home.join("Eve"), data[:-4] + np.float32(poison).tobytes())
-    assert (verdict.state, verdict.reason) == ("rejected", "not_finite")
+    for number, poison in enumerate((np.nan, np.inf, -np.inf)):
+        data = frame(home, drawn(schema, number), schema)[:-4] + np.float32(poison).tobytes()
+        verdict = await hand_in(await home.join(f"Eve {number}"), data)
+        assert (verdict.state, verdict.reason) == ("rejected", "not_finite")
     assert await merged(home)
 
 
@@ -160,22 +158,20 @@ async def test_the_base_itself_and_bytes_that_are_no_file_are_rejected(
     assert await merged(home)
 
 
-@pytest.mark.parametrize(
-    ("claims", "reason"),
-    [
-        ({"steps": 10**9}, "steps"),
-        ({"samples": 10**9}, "steps"),
-        ({"base_version": 7}, "stale"),
-        ({"loss_last": -1.0}, "loss"),
-    ],
-)
-async def test_claims_are_checked_and_never_paid(
-    home: LocalCoordinator, claims: dict[str, Any], reason: str
-) -> None:
+CLAIMS: list[tuple[dict[str, Any], str]] = [
+    ({"steps": 10**9}, "steps"),
+    ({"samples": 10**9}, "steps"),
+    ({"base_version": 7}, "stale"),
+    ({"loss_last": -1.0}, "loss"),
+]
+
+
+async def test_claims_are_checked_and_never_paid(home: LocalCoordinator) -> None:
     schema = await schema_of(home)
-    eve = await home.join("Eve")
-    verdict = await hand_in(eve, frame(home, drawn(schema, 1), schema), **claims)
-    assert (verdict.state, verdict.reason, verdict.credits_micro) == ("rejected", reason, 0)
+    for number, (claims, reason) in enumerate(CLAIMS):
+        eve = await home.join(f"Eve {number}")
+        verdict = await hand_in(eve, frame(home, drawn(schema, number), schema), **claims)
+        assert (verdict.state, verdict.reason, verdict.credits_micro) == ("rejected", reason, 0)
     assert await merged(home)
 
 
@@ -278,7 +274,7 @@ async def test_what_makes_merges_fail_is_set_aside_after_two_and_the_rest_is_mer
     assert (await home.coordinator.checks.run()).breaches == ()
 
 
-@pytest.mark.parametrize("times", [1, 2, 5])
+@pytest.mark.parametrize("times", [1, 5])
 async def test_a_disk_that_fails_a_merge_is_blamed_on_no_contribution(
     home: LocalCoordinator, times: int
 ) -> None:

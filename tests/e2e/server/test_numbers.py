@@ -19,26 +19,25 @@ async def home(tmp_path: Path, database_url: str) -> AsyncIterator[LocalCoordina
         yield made
 
 
-@pytest.mark.parametrize("number", HUGE)
 async def test_no_number_in_an_address_reaches_the_database_too_large(
-    home: LocalCoordinator, number: int
+    home: LocalCoordinator,
 ) -> None:
     run = await home.start_run()
     ann = await home.join("Ann")
-    for path in (
-        f"/runs/{run}/versions/{number}",
-        f"/runs/{run}/versions?cursor={number}",
-        f"/contributions?cursor={number}",
-        f"/me/ledger?cursor={number}",
-        f"/leaderboard?days={number}",
-    ):
-        reply = await ann.get(path)
-        assert reply.status_code in (200, 400, 404), path
+    for number in HUGE:
+        for path in (
+            f"/runs/{run}/versions/{number}",
+            f"/runs/{run}/versions?cursor={number}",
+            f"/contributions?cursor={number}",
+            f"/me/ledger?cursor={number}",
+            f"/leaderboard?days={number}",
+        ):
+            reply = await ann.get(path)
+            assert reply.status_code in (200, 400, 404), path
 
 
-@pytest.mark.parametrize("number", [*HUGE, -2])
 async def test_no_number_in_a_message_reaches_the_database_too_large(
-    home: LocalCoordinator, number: int
+    home: LocalCoordinator,
 ) -> None:
     await home.start_run()
     ann = await home.join("Ann")
@@ -47,14 +46,16 @@ async def test_no_number_in_a_message_reaches_the_database_too_large(
     data = await ann.update("tiny")
     await ann.upload(lease, data)
     good = msgspec.to_builtins(ann.submission(lease, begun, data))
-    for name in ("attempt", "part", "tries", "base_version", "size"):
-        reply = await ann.post(f"/tasks/{lease.task}/submit", good | {name: number})
-        assert 400 <= reply.status_code < 500, name
-    for body in ({"attempt": number}, {"attempt": lease.attempt, "known": number}):
-        reply = await ann.post(f"/tasks/{lease.task}/begin", body)
-        assert 400 <= reply.status_code < 500, body
-    reply = await ann.post("/workers/heartbeat", {"tasks": [{"task": number, "attempt": number}]})
-    assert reply.status_code in (200, 400)
+    for number in (*HUGE, -2):
+        for name in ("attempt", "part", "tries", "base_version", "size"):
+            reply = await ann.post(f"/tasks/{lease.task}/submit", good | {name: number})
+            assert 400 <= reply.status_code < 500, (name, number)
+        for body in ({"attempt": number}, {"attempt": lease.attempt, "known": number}):
+            reply = await ann.post(f"/tasks/{lease.task}/begin", body)
+            assert 400 <= reply.status_code < 500, body
+        beat = {"tasks": [{"task": number, "attempt": number}]}
+        reply = await ann.post("/workers/heartbeat", beat)
+        assert reply.status_code in (200, 400), number
 
 
 async def test_what_is_stored_of_a_submission_is_bounded(home: LocalCoordinator) -> None:

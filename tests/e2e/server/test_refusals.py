@@ -76,14 +76,12 @@ async def test_every_route_wants_the_right_token(home: LocalCoordinator) -> None
             assert reply.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-async def test_nobody_but_the_organiser_gives_an_organisers_command(
-    home: LocalCoordinator, name: str
-) -> None:
+async def test_nobody_but_the_organiser_gives_an_organisers_command(home: LocalCoordinator) -> None:
     ann = await home.join("Ann")
     forged = home.client(f"admin.{'x' * 43}")
-    for client in (home.client(), ann.http, forged):
-        refused(await client.post(f"{API}/admin/{name}", content=b"{}"), 401)
+    for name in COMMANDS:
+        for client in (home.client(), ann.http, forged):
+            refused(await client.post(f"{API}/admin/{name}", content=b"{}"), 401)
 
 
 async def test_the_organisers_files_stay_in_their_boxes(home: LocalCoordinator) -> None:
@@ -105,22 +103,20 @@ async def test_the_organisers_files_stay_in_their_boxes(home: LocalCoordinator) 
     refused(await admin.get(f"{path}/000-a.txt"), 404)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"\xff\xfe",
-        b"{",
-        b"[" * 100_000,
-        b'{"x":' * 100_000,
-        b'{"x":' + b"9" * 5000 + b"}",
-        b'{"news_since":' + b"9" * 5000 + b"}",
-        b'{"rates":{"a":NaN}}',
-        b'{"x":"' + b"y" * (2 << 20) + b'"}',
-    ],
-    ids=["empty", "utf8", "cut", "deep", "deep-object", "long-unknown", "long", "nan", "large"],
-)
-async def test_hostile_bodies_get_a_sentence(home: LocalCoordinator, body: bytes) -> None:
+BODIES = {
+    "empty": b"",
+    "utf8": b"\xff\xfe",
+    "cut": b"{",
+    "deep": b"[" * 100_000,
+    "deep object": b'{"x":' * 100_000,
+    "long and unknown": b'{"x":' + b"9" * 5000 + b"}",
+    "long": b'{"news_since":' + b"9" * 5000 + b"}",
+    "nan": b'{"rates":{"a":NaN}}',
+    "large": b'{"x":"' + b"y" * (2 << 20) + b'"}',
+}
+
+
+async def test_hostile_bodies_get_a_sentence(home: LocalCoordinator) -> None:
     from shared.protocol.endpoints import ENDPOINTS
 
     ann = await home.join("Ann")
@@ -128,9 +124,10 @@ async def test_hostile_bodies_get_a_sentence(home: LocalCoordinator, body: bytes
         if endpoint.request is None or endpoint.auth == "admin":
             continue
         path = endpoint.full_path.replace("{task}", "1")
-        reply = await ann.http.request(endpoint.method, path, content=body)
-        assert 400 <= reply.status_code < 500, (endpoint.path, reply.text)
-        refused(reply, reply.status_code)
+        for name, body in BODIES.items():
+            reply = await ann.http.request(endpoint.method, path, content=body)
+            assert 400 <= reply.status_code < 500, (endpoint.path, name, reply.text)
+            refused(reply, reply.status_code)
 
 
 async def test_numbers_in_paths_are_only_numbers(home: LocalCoordinator) -> None:

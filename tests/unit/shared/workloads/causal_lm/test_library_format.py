@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -55,8 +56,21 @@ def written(made: ConvertedModel, folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-@pytest.mark.parametrize("shape", tiny_causal.SHAPES)
-@pytest.mark.parametrize("train", ["all", "lora", "head"])
+HEADS = ("llama", "gpt_neox")  # of two names; those of all shapes nightly
+
+
+@pytest.mark.parametrize(
+    ("shape", "train"),
+    [
+        *product(tiny_causal.SHAPES, ("all", "lora")),
+        *product(HEADS, ("head",)),
+        *(
+            pytest.param(shape, "head", marks=pytest.mark.slow)
+            for shape in tiny_causal.SHAPES
+            if shape not in HEADS
+        ),
+    ],
+)
 def test_the_library_gives_the_same_logits(tmp_path: Path, shape: str, train: str) -> None:
     tied = {"tie_word_embeddings": False} if train == "head" else {}
     config, whole = trained(shape, tied, train=train)

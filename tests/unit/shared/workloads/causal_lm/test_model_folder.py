@@ -43,8 +43,13 @@ def read(folder: Path, **table: Any) -> CausalConfig:
     )
 
 
-@pytest.mark.parametrize("shape", tiny_causal.SHAPES)
-@pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ("llama", {}),
+        *((shape, {"max_shard_size": "20KB", "dtype": "bfloat16"}) for shape in tiny_causal.SHAPES),
+    ],
+)
 def test_version_0_is_the_model_in_the_folder(
     tmp_path: Path, shape: str, options: dict[str, Any]
 ) -> None:
