@@ -88,7 +88,7 @@ async def stills(link: str, name: str, after_s: float) -> dict[str, str]:
     from volunteer.engine import Engine
     from volunteer.settings.settings import directories
     from volunteer.tui.app import VolunteerApp
-    from volunteer.tui.look import Look
+    from volunteer.tui.appearance import Look
 
     engine = Engine(directories(), start_paused=True)
     working = asyncio.create_task(engine.run())

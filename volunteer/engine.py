@@ -23,9 +23,9 @@ from shared.settings import FLAG, SettingRow
 from shared.units import GIB
 from shared.workloads.base import Workload, load
 from volunteer.account.join import Connect, Enrolment, connector, join, probe, register
-from volunteer.account.profile import Identity, Profile
+from volunteer.account.profile_directory import Identity, Profile
 from volunteer.agent.agent import Agent, Machine
-from volunteer.agent.collaborators import RemoteCoordinator, Store, Timing
+from volunteer.agent.workplace import RemoteCoordinator, Store, Timing
 from volunteer.control import commands, events
 from volunteer.control.commands import Command
 from volunteer.control.control import Control

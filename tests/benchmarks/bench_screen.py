@@ -34,7 +34,7 @@ import psutil
 from shared.protocol.accounts import Benchmark
 from shared.protocol.contributions import Verdict
 from tests.tui.terminal import Terminal
-from volunteer.account.profile import VERDICTS_KEPT, Identity, Profile
+from volunteer.account.profile_directory import VERDICTS_KEPT, Identity, Profile
 from volunteer.settings.settings import directories
 
 GOALS = {

@@ -40,7 +40,7 @@ from shared.protocol.versions import VersionInfo
 from shared.text import MICRO
 from tests.support.server_process import Process
 from tests.support.tmux_screen import TmuxScreen
-from volunteer.account.profile import Profile
+from volunteer.account.profile_directory import Profile
 from volunteer.control.status import is_news
 from volunteer.settings.settings import directories
 from volunteer.text import loss, measure_word

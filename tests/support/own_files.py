@@ -8,7 +8,7 @@ from pathlib import Path
 from shared.workloads.data.skipped_files import Skipped
 from tests.support.local_volunteer import LocalMachine
 from volunteer.account.membership import OwnSources, build, declare, member_run
-from volunteer.account.profile import Profile
+from volunteer.account.profile_directory import Profile
 from volunteer.net.api import Api
 from volunteer.storage.own_data import OwnData, OwnRecord
 

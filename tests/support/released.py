@@ -26,7 +26,7 @@ from shared.protocol.limits import API
 from tests.e2e.agent.test_offline import OVERLAP, away
 from tests.support.local_coordinator import LocalCoordinator
 from tests.support.sources import ROOT
-from volunteer.account.profile import Profile
+from volunteer.account.profile_directory import Profile
 from volunteer.control import events
 
 GOLDEN = ROOT / "tests" / "golden"

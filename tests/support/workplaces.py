@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from shared.clock import Clock, ServerClock
-from volunteer.agent.collaborators import Timing, Workplace
 from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.workplace import Timing, Workplace
 
 
 def workplace(

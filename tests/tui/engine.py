@@ -25,7 +25,7 @@ from volunteer.control.control import Control
 from volunteer.control.event_bus import EventBus
 from volunteer.control.events import AnyEvent
 from volunteer.tui.app import VolunteerApp
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 
 
 class Paged(NamedTuple):

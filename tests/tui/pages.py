@@ -21,7 +21,7 @@ from volunteer.control import commands
 from volunteer.control.commands import Joined
 from volunteer.settings import settings
 from volunteer.tui.app import VolunteerApp
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 
 Snapshot = Callable[..., bool]
 SIZES = {"80x24": (80, 24), "120x36": (120, 36)}

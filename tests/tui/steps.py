@@ -15,7 +15,7 @@ from tests.tui.pages import LINK, SIZES, Snapshot, prepared, settle
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.tui.app import VolunteerApp
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 
 PAGE = Look(page="onboarding")
 

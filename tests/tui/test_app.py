@@ -28,7 +28,7 @@ from volunteer.control import commands, events
 from volunteer.control.control import Control
 from volunteer.tui import keys, themes
 from volunteer.tui.app import BLURRED_TICKS, VolunteerApp
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 from volunteer.tui.screens.dashboard import Dashboard
 from volunteer.tui.screens.help import Help
 from volunteer.tui.widgets.bars import StateBar

@@ -15,10 +15,10 @@ from tests.tui.pages import LEADERS
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status, fold
+from volunteer.tui.agent_view import AgentView
 from volunteer.tui.screens.dashboard import NARROW, SHORT, arrange
 from volunteer.tui.screens.ranking import leader_rows
 from volunteer.tui.text import ASCII, shown_name
-from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.brief_state import brief
 from volunteer.tui.widgets.cards import CreditsCard, credit_lines, run_lines
 from volunteer.tui.widgets.panel import Scene
@@ -62,7 +62,7 @@ def test_a_sample_has_room_for_a_picture(size: tuple[int, int], rows: int) -> No
 
 
 def scene_of(told: Iterable[AnyEvent]) -> Scene:
-    from volunteer.tui.view import reduce
+    from volunteer.tui.agent_view import reduce
 
     view = AgentView()
     for event in told:

@@ -20,7 +20,7 @@ from tests.tui.engine import FakeEngine, open_app, opened, screen_text
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.tui.app import VolunteerApp
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 from volunteer.tui.widgets.cards import CreditsCard, RunCard
 from volunteer.tui.widgets.loss_plots import ModelPlot
 

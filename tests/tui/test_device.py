@@ -20,7 +20,7 @@ from tests.tui.pages import (
 )
 from volunteer.control import commands, events
 from volunteer.machine.devices import rank_groups
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 
 PAGE = Look(page="device")
 

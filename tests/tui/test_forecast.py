@@ -17,9 +17,9 @@ from volunteer.control.events import AnyEvent
 from volunteer.control.model_step import ModelStep
 from volunteer.control.shortage import Shortage, memory_properties
 from volunteer.control.status import Status, fold
+from volunteer.tui.agent_view import AgentView
 from volunteer.tui.run_estimate import estimate
 from volunteer.tui.screens.ranking import place_line
-from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene
 
 GUESS = 3600 / (scenes.RUN.step_flops / scenes.BENCHMARK.step_flops)  # credits an hour

@@ -17,8 +17,8 @@ from tests.tui.engine import FakeEngine, opened, screen_text
 from volunteer.agent.run_watcher import SIDE, thumbnail
 from volunteer.control import events
 from volunteer.control.events import Picture
-from volunteer.tui.look import Look
-from volunteer.tui.view import AgentView, reduce
+from volunteer.tui.agent_view import AgentView, reduce
+from volunteer.tui.appearance import Look
 from volunteer.tui.widgets.pictures import before_and_after, half_blocks
 
 

@@ -19,7 +19,7 @@ from tests.tui.pages import (
     settle,
 )
 from volunteer.control import events
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 from volunteer.tui.widgets.table import Listing
 
 PAGE = Look(page="history")

@@ -20,14 +20,14 @@ from tests.tui.steps import PAGE, walk
 from volunteer.control import commands
 from volunteer.i18n.catalogue import LanguageChoice, _, choose, current, languages, use
 from volunteer.tui import keys
-from volunteer.tui.look import Look
+from volunteer.tui.agent_view import AgentView
+from volunteer.tui.appearance import Look
 from volunteer.tui.onboarding.screen import STEPS, step_line
 from volunteer.tui.screens.dashboard import Dashboard
 from volunteer.tui.screens.help import help_lines
 from volunteer.tui.screens.history import History
 from volunteer.tui.screens.runs import RunsPage
 from volunteer.tui.text import ROLES, UNICODE
-from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.plot import Chart, Series, plot
 

@@ -9,7 +9,7 @@ from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, queries, screen_text
 from tests.tui.pages import LEADERS, SIZES, Snapshot, picture, prepared, settle
 from volunteer.control import commands, events
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 
 
 def test_picture(engine: FakeEngine, snap_compare: Snapshot) -> None:

@@ -13,7 +13,7 @@ from tests.tui.pages import SETTINGS, SIZES, Snapshot, picture, prepared, settle
 from volunteer.control import events
 from volunteer.control.diagnostics import diagnostics, harmless
 from volunteer.control.status import Status
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 from volunteer.tui.screens.event_log import level_of
 
 PAGE = Look(page="log")

@@ -17,7 +17,7 @@ from tests.tui.pages import Snapshot, picture, prepared, settle
 from volunteer.settings.display import Display
 from volunteer.tui import themes
 from volunteer.tui.app import VolunteerApp
-from volunteer.tui.look import Look, look_of
+from volunteer.tui.appearance import Look, look_of
 from volunteer.tui.text import ROLES
 
 PAGES = ("runs", "device", "history", "leaderboard", "settings", "log")

@@ -20,9 +20,9 @@ from volunteer.agent.run_watcher import merging_words
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status, fold
+from volunteer.tui.agent_view import AgentView, reduce
 from volunteer.tui.screens.history import total_lines
 from volunteer.tui.text import Line
-from volunteer.tui.view import AgentView, reduce
 from volunteer.tui.widgets.brief_state import brief
 from volunteer.tui.widgets.cards import CreditsCard, run_lines
 from volunteer.tui.widgets.loss_plots import ModelPlot

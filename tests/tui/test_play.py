@@ -19,8 +19,8 @@ from shared.workloads.gomoku.rules import Position as Game
 from tests.tui.engine import screen_text
 from tests.tui.pages import SMALL, Snapshot
 from volunteer.opponent import SeatedOpponent
+from volunteer.tui.appearance import Look
 from volunteer.tui.keys import key_name
-from volunteer.tui.look import Look
 from volunteer.tui.play.app import PlayApp
 from volunteer.tui.text import UNICODE
 from volunteer.tui.widgets.board import BoardState, board_lines, field_at

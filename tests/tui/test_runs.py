@@ -29,7 +29,7 @@ from tests.tui.pages import (
 from volunteer.control import commands, events
 from volunteer.control.status import Status
 from volunteer.i18n.formats import duration_words
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 from volunteer.tui.run_estimate import estimate
 from volunteer.tui.screens.runs import RunsPage
 

@@ -23,7 +23,7 @@ from tests.tui.pages import EVERY_SIZE, REFUSED, Snapshot, prepared, settle, sho
 from volunteer.control import commands, events
 from volunteer.control.commands import Command
 from volunteer.tui.app import VolunteerApp
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 from volunteer.tui.sample_history import SampleHistory
 from volunteer.tui.screens.version_samples import SamplesPage
 from volunteer.tui.widgets.sample import text_rows

@@ -18,7 +18,7 @@ from tests.tui.pages import REFUSED, SIZES, prepared, settle, shows
 from volunteer.control import events
 from volunteer.tui import keys
 from volunteer.tui.app import VolunteerApp
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 
 PAGES = [page.name for page in keys.PAGES]
 OF_DEVICES = ["dashboard", "device"]  # which show more than one

@@ -11,7 +11,7 @@ from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import SETTINGS, SIZES, Snapshot, picture, prepared, settle
 from volunteer.control import commands
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 from volunteer.tui.screens.settings import about_lines
 from volunteer.tui.setting_labels import applies_from, choices, grouped, label, parsed, value_words
 from volunteer.tui.widgets.table import Listing

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.sources import ROOT
 from tests.tui.terminal import Terminal
-from volunteer.account.profile import Profile
+from volunteer.account.profile_directory import Profile
 from volunteer.cli import start
 from volunteer.settings.settings import directories
 

@@ -8,7 +8,7 @@ from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
 from tests.tui.pages import prepared, settle
 from volunteer.control import events
-from volunteer.tui.look import Look
+from volunteer.tui.appearance import Look
 
 
 @pytest.mark.parametrize("page", ["dashboard", "runs"])

@@ -28,7 +28,7 @@ from shared.protocol.accounts import RegisterReply, RegisterRequest, ServerInfo
 from shared.protocol.protocol_version import check_server
 from shared.sentences import Sentence
 from shared.workloads.base import installed
-from volunteer.account.profile import Identity, Profile, new_identity
+from volunteer.account.profile_directory import Identity, Profile, new_identity
 from volunteer.control.commands import Joined
 from volunteer.machine.devices import hardware
 from volunteer.net.api import Api

@@ -27,15 +27,6 @@ from volunteer.account.membership import declare_all
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.answering import Answering
 from volunteer.agent.benchmarks import Benchmarks
-from volunteer.agent.collaborators import (
-    LentDevice,
-    RemoteCoordinator,
-    Store,
-    Timing,
-    Workplace,
-    usable_bytes,
-    usable_host_bytes,
-)
 from volunteer.agent.device_loops import DeviceLoops
 from volunteer.agent.heartbeat_loop import Heartbeat
 from volunteer.agent.held_leases import HeldLeases
@@ -49,10 +40,18 @@ from volunteer.agent.run_watcher import RunWatcher, announce_traffic
 from volunteer.agent.submitter import Submitter
 from volunteer.agent.supervisor import Loop, Supervisor, fault_of
 from volunteer.agent.verdict_news import Verdicts
+from volunteer.agent.workplace import (
+    LentDevice,
+    RemoteCoordinator,
+    Store,
+    Timing,
+    Workplace,
+)
 from volunteer.control import events
 from volunteer.control.commands import How, Pause
 from volunteer.control.event_bus import EventBus
 from volunteer.machine import memory_limit
+from volunteer.machine.device_memory import usable_bytes, usable_host_bytes
 from volunteer.machine.devices import choose, detect, hardware, rank_groups
 from volunteer.machine.policy_loop import PolicyGuard, PolicyInputs, Read
 from volunteer.machine.sensors import Sense, Sensors, SensorWatch

@@ -20,14 +20,14 @@ from shared.protocol.limits import LONG_POLL_S_MAX
 from shared.protocol.versions import BlobRef, VersionManifest
 from shared.sentences import Sentence
 from shared.workloads.base import Workload
-from volunteer.agent.collaborators import LentDevice, Workplace
 from volunteer.agent.downloads import blob_of
 from volunteer.agent.pause_board import PauseBoard
 from volunteer.agent.run_choice import RunChoice
+from volunteer.agent.workplace import LentDevice, Workplace
 from volunteer.net.api import POLL_S
 from volunteer.net.retry import is_temporary
 from volunteer.storage.manifests import verified_manifest
-from volunteer.training.answer import AnswerFiles, AnswerModel
+from volunteer.training.answer_model import AnswerFiles, AnswerModel
 
 if TYPE_CHECKING:
     from shared.workloads.generation.batch import Finish

@@ -15,9 +15,9 @@ from shared.files.deletions import delete_file
 from shared.protocol.leases import BeginReply, Lease
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
-from volunteer.agent.collaborators import Workplace
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
+from volunteer.agent.workplace import Workplace
 from volunteer.control import events
 
 NEWEST = ("train", "selfplay", "learn")  # kinds that begin with the newest version

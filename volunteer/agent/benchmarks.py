@@ -10,7 +10,7 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
 from shared.sentences import Sentence
 from volunteer.account.join import enabled
-from volunteer.agent.collaborators import Workplace
+from volunteer.agent.workplace import Workplace
 from volunteer.control import events
 from volunteer.machine.benchmark import (
     FIRST_STAGE,

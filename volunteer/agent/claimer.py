@@ -12,11 +12,11 @@ from shared.sentences import Sentence
 from shared.tensors.codec import CODECS
 from shared.text import printable
 from shared.workloads.base import Workload, libraries_here
-from volunteer.agent.collaborators import LentDevice, Workplace
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lease_ends import LeaseEnds
 from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.run_choice import WantedWork
+from volunteer.agent.workplace import LentDevice, Workplace
 from volunteer.i18n.coordinator import idle_sentence
 from volunteer.storage.leases import HeldLease
 

@@ -27,7 +27,6 @@ from volunteer.agent.claimer import (
     Claimer,
     IdleReason,
 )
-from volunteer.agent.collaborators import LentDevice
 from volunteer.agent.downloads import OlderVersion
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lifecycle import FATAL, Lifecycle
@@ -35,6 +34,7 @@ from volunteer.agent.pause_board import PauseBoard
 from volunteer.agent.pipeline import Pipeline
 from volunteer.agent.run_choice import RunChoice
 from volunteer.agent.work_news import WorkNews
+from volunteer.agent.workplace import LentDevice
 from volunteer.machine.device_memory import OutOfMemory, device_lost
 from volunteer.net.retry import Backoff
 from volunteer.storage.leases import HeldLease

@@ -13,7 +13,6 @@ from volunteer.account.join import enabled
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.base_versions import BaseVersion, BaseVersions
 from volunteer.agent.claimer import Claimer
-from volunteer.agent.collaborators import LentDevice, Workplace
 from volunteer.agent.device_loop import FAILURE_WAIT_S, FAILURE_WAIT_S_MAX, DeviceLoop
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.lease_ends import LeaseEnds
@@ -24,6 +23,7 @@ from volunteer.agent.pipeline import Pipeline
 from volunteer.agent.run_choice import RunChoice
 from volunteer.agent.verdict_news import Verdicts
 from volunteer.agent.work_news import WorkNews
+from volunteer.agent.workplace import LentDevice, Workplace
 from volunteer.net.retry import Backoff
 from volunteer.settings.settings import Settings
 from volunteer.storage.leases import HeldLease

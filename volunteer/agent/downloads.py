@@ -22,8 +22,8 @@ from shared.workloads.data.local_data import LocalData
 from shared.workloads.data.pass_order import PassOrder
 from volunteer.account.membership import check_form
 from volunteer.account.record_check import RecordCheck
-from volunteer.agent.collaborators import Workplace
 from volunteer.agent.held_leases import LeaseInWork
+from volunteer.agent.workplace import Workplace
 from volunteer.control import events
 from volunteer.storage.manifests import verified_manifest
 from volunteer.storage.receipts import KeptHead

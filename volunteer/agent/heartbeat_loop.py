@@ -12,11 +12,11 @@ from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, TaskBeat
 from shared.protocol.limits import HEARTBEAT_S
 from shared.sentences import Sentence
 from shared.text import printable
-from volunteer.agent.collaborators import Workplace
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.pause_board import PauseBoard
 from volunteer.agent.run_watcher import RunWatcher
+from volunteer.agent.workplace import Workplace
 from volunteer.storage.leases import HeldLease
 
 NEXT_S_MIN, NEXT_S_MAX = 1.0, 60.0

@@ -9,8 +9,8 @@ from shared.protocol import endpoints
 from shared.protocol.leases import ReleaseRequest
 from shared.sentences import Sentence
 from volunteer.account.membership import withdraw
-from volunteer.agent.collaborators import Workplace
 from volunteer.agent.held_leases import LeaseInWork
+from volunteer.agent.workplace import Workplace
 from volunteer.control import events
 from volunteer.net.api import SHORT_S
 from volunteer.storage.outbox import QueuedResult

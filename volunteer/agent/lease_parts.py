@@ -25,10 +25,10 @@ from shared.protocol.leases import Lease
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
 from shared.workloads.base import Job, Work, seed_from
-from volunteer.agent.collaborators import LentDevice, Workplace
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.model_steps import ModelSteps
+from volunteer.agent.workplace import LentDevice, Workplace
 from volunteer.control import events
 from volunteer.training.job import Finished, Interrupted, TrainingJob, TrainingReport
 from volunteer.training.local_task import LocalTask, PartResult

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from shared.clock import Clock
 from shared.workloads.base import Job
-from volunteer.account.profile import Home
+from volunteer.account.profile_directory import Home
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
 from volunteer.control.model_step import ModelStep, key_of, newest

@@ -12,7 +12,7 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.sentences import Sentence, plural
 from shared.text import printable
-from volunteer.agent.collaborators import Workplace
+from volunteer.agent.workplace import Workplace
 from volunteer.control import events
 from volunteer.control.shortage import Shortage, memory_properties, shortage_words, with_shortage
 from volunteer.machine.devices import hardware

@@ -20,9 +20,9 @@ from shared.protocol.versions import VersionInfo
 from shared.sentences import Sentence, plural
 from shared.text import printable
 from shared.workloads.declaration import Measure
-from volunteer.agent.collaborators import Workplace
 from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.verdict_news import Verdicts
+from volunteer.agent.workplace import Workplace
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
 from volunteer.control.events import Picture

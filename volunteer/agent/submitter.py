@@ -24,9 +24,9 @@ from shared.protocol import endpoints
 from shared.protocol.contributions import SubmitReply, UploadRequest
 from shared.sentences import Sentence
 from shared.text import printable
-from volunteer.agent.collaborators import Workplace
 from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.verdict_news import Verdicts
+from volunteer.agent.workplace import Workplace
 from volunteer.control import events
 from volunteer.net.retry import is_temporary
 from volunteer.storage.outbox import QueuedResult

@@ -16,8 +16,8 @@ from typing import Any
 
 from shared.errors import Internal, VolunteerError
 from shared.sentences import Sentence, plural
-from volunteer.agent.collaborators import Workplace
 from volunteer.agent.pause_board import PauseBoard
+from volunteer.agent.workplace import Workplace
 
 FLUSH_S = 8.0  # time to submit results when the agent has to end
 GIVE_BACK_S = 8.0

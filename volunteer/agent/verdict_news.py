@@ -10,7 +10,7 @@ from shared.errors import VolunteerError
 from shared.protocol.accounts import Me
 from shared.protocol.contributions import Verdict
 from shared.text import printable
-from volunteer.account.profile import Home
+from volunteer.account.profile_directory import Home
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
 from volunteer.control.status import is_news

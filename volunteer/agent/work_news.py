@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from shared.sentences import Sentence
 from volunteer.agent.claimer import IdleReason
-from volunteer.agent.collaborators import Workplace
 from volunteer.agent.held_leases import LeaseInWork
+from volunteer.agent.workplace import Workplace
 from volunteer.control import events
 
 

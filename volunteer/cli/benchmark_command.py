@@ -11,7 +11,7 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
 from shared.text import left, printable, table_lines
 from volunteer.account.join import connector
-from volunteer.account.profile import Identity, Profile
+from volunteer.account.profile_directory import Identity, Profile
 from volunteer.cli.exit_codes import remark
 from volunteer.cli.json_output import print_json
 from volunteer.i18n.catalogue import N_, _, number, translated

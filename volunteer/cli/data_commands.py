@@ -79,7 +79,7 @@ class _Addition:
 
     def __init__(self, name: str, sources: OwnSources, profile: str) -> None:
         from shared.workloads.data.skipped_files import Skipped
-        from volunteer.account.profile import Profile as ProfileDirectory
+        from volunteer.account.profile_directory import Profile as ProfileDirectory
         from volunteer.cli.start import identity_of
         from volunteer.settings import settings
         from volunteer.storage.own_data import OwnData
@@ -328,7 +328,7 @@ def remove(run: Run, *, json: Json = False, profile: Profile = "") -> int:
 
 def _own_data(profile: str) -> OwnData:
     """Return the own data of a profile. Raises Configuration without an account."""
-    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.account.profile_directory import Profile as ProfileDirectory
     from volunteer.cli.start import identity_of
     from volunteer.settings import settings
     from volunteer.storage.own_data import OwnData
@@ -354,7 +354,7 @@ async def _recount(places: Directories) -> bool:
     no volunteer runs.
     """
     from shared.clock import SystemClock
-    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.account.profile_directory import Profile as ProfileDirectory
     from volunteer.control.commands import Retry
     from volunteer.control.local_socket import attach
 

@@ -179,7 +179,7 @@ class _Export:
         )
 
     async def _fetched(self, folder: Path, tell: Tell) -> HomeVersion:
-        from volunteer.account.profile import Profile as ProfileDirectory
+        from volunteer.account.profile_directory import Profile as ProfileDirectory
         from volunteer.cli.home_version import fetch
         from volunteer.cli.start import ask_coordinator, identity_of
         from volunteer.storage.own_data import OwnData

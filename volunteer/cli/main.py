@@ -421,7 +421,7 @@ async def _with_control(profile: str, act: Callable[[Control], Awaitable[T]]) ->
     runs.
     """
     from shared.clock import SystemClock
-    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.account.profile_directory import Profile as ProfileDirectory
     from volunteer.control.local_socket import attach
 
     endpoint = ProfileDirectory(_directories(profile).profile).endpoint

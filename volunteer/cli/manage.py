@@ -279,7 +279,7 @@ def _remove(
     from shared.protocol.accounts import VisibilityRequest
     from shared.protocol.endpoints import VISIBILITY
     from volunteer.account.join import connector
-    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.account.profile_directory import Profile as ProfileDirectory
     from volunteer.cli.start import ask_coordinator
     from volunteer.service.uninstall import release_tasks
     from volunteer.service.uninstall import remove as remove_files

@@ -14,7 +14,7 @@ from volunteer.cli.options import Json, Profile
 from volunteer.i18n.catalogue import _, ngettext, number, translated
 
 if TYPE_CHECKING:
-    from volunteer.account.profile import Identity
+    from volunteer.account.profile_directory import Identity
     from volunteer.account.record_check import CheckedReceipt, RecordCheck
     from volunteer.settings.settings import Directories
     from volunteer.storage.receipts import ReceiptBook
@@ -86,7 +86,7 @@ def accept(*, json: Json = False, profile: Profile = "") -> int:
 
     For a coordinator that was restored from a backup, if its organiser says so.
     """
-    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.account.profile_directory import Profile as ProfileDirectory
 
     directories, _identity, book = _open_receipts(profile)
     with ProfileDirectory(directories.profile).lock():
@@ -99,7 +99,7 @@ def accept(*, json: Json = False, profile: Profile = "") -> int:
 
 def _open_receipts(profile: str) -> tuple[Directories, Identity, ReceiptBook]:
     """Return the receipts of the account in use. Raises Configuration if no account is in use."""
-    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.account.profile_directory import Profile as ProfileDirectory
     from volunteer.cli.start import identity_of
     from volunteer.settings.settings import directories
     from volunteer.storage.receipts import ReceiptBook
@@ -121,7 +121,7 @@ async def _ask(directories: Directories, identity: Identity, book: ReceiptBook) 
     """Fetch new receipts, then compare the stored heads with the record; return a sentence about a
     fault, else "".
     """
-    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.account.profile_directory import Profile as ProfileDirectory
     from volunteer.account.record_check import RecordCheck
     from volunteer.cli.start import ask_coordinator
 

@@ -28,7 +28,7 @@ from shared.files.deletions import delete_folder
 from shared.programs import gc_freeze
 from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence
-from volunteer.account.profile import Identity, Profile
+from volunteer.account.profile_directory import Identity, Profile
 from volunteer.cli.exit_codes import (
     at_terminal,
     confirm,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from volunteer.net.tls import Address
     from volunteer.tui.absence_digest import Visits
     from volunteer.tui.app import VolunteerApp
-    from volunteer.tui.look import Look
+    from volunteer.tui.appearance import Look
 
 LAST_LINES_S = 5.0
 TRY_S = 0.05
@@ -297,7 +297,7 @@ def _never_worked(profile: Profile) -> bool:
 
 def _look(settings: Settings, *, first: bool) -> Look:
     """Return the owner's display settings, and the page to open first."""
-    from volunteer.tui.look import look_of
+    from volunteer.tui.appearance import look_of
 
     return look_of(settings.display, os.environ, "onboarding" if first else "dashboard")
 
@@ -317,13 +317,13 @@ async def _with_screen(make: Callable[[], Engine], screen: VolunteerApp, low: bo
         return await drawing or 0
     working = asyncio.create_task(engine.run())
     code = await drawing
-    if screen.departure.at_once:
+    if screen.app_exit.at_once:
         working.cancel()
         return code or 0
     if not working.done():
         engine.stop("save")
     result = await working
-    _last_words(screen.departure.farewell)
+    _last_words(screen.app_exit.farewell)
     return result or code or 0
 
 
@@ -367,7 +367,7 @@ async def _attach(options: StartOptions, profile: Profile, settings: Settings) -
         look = _look(settings, first=False)
         screen = VolunteerApp(control, look=look, visits=_visits(profile))
         code = await screen.run_async() or 0
-        _last_words(screen.departure.farewell or with_profile(_(KEEPS_RUNNING), options.profile))
+        _last_words(screen.app_exit.farewell or with_profile(_(KEEPS_RUNNING), options.profile))
         return code
 
 

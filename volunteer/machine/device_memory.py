@@ -1,4 +1,4 @@
-"""Memory of a device: exhaustion and peak; a lost device. This module imports no torch itself."""
+"""Memory of a device: bytes for a task, exhaustion, peak; a lost device. No torch is imported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
 
 from shared.errors import TooLarge
+from shared.protocol.accounts import Device
+from shared.units import GIB
 
 LOOK_S = 0.004
 _REFUSED = re.compile(r"allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
@@ -127,3 +130,22 @@ def _allocator(device: str) -> Any:
     """
     kind, torch = device.partition(":")[0], sys.modules.get("torch")
     return getattr(torch, kind) if torch is not None and kind in ("cuda", "xpu") else None
+
+
+def usable_bytes(device: Device, memory_gb: float) -> int:
+    """Return the memory of a device that a task may use, in bytes; 0 is unknown.
+
+    The default is half where the owner's programs share the memory, else nine tenths.
+    """
+    allowed = int(memory_gb * GIB)
+    if allowed:
+        return min(allowed, device.memory_bytes)
+    return device.memory_bytes * (5 if device.kind in ("cpu", "mps") else 9) // 10
+
+
+def usable_host_bytes(devices: Sequence[Device], lent: int, memory_gb: float) -> int:
+    """Return the bytes of host memory that a task may use beside the memory of its device; 0 for an
+    unknown host. `lent` is the number of processes that share the memory of the host.
+    """
+    host = next((device for device in devices if device.kind == "cpu"), None)
+    return usable_bytes(host, memory_gb) // max(1, lent) if host is not None else 0

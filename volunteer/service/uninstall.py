@@ -15,7 +15,7 @@ from shared.protocol.accounts import LeaveRequest
 from shared.protocol.leases import ReleaseRequest
 from shared.sentences import Sentence, plural
 from volunteer.account.join import Connect
-from volunteer.account.profile import Identity, Profile
+from volunteer.account.profile_directory import Identity, Profile
 from volunteer.control import commands
 from volunteer.control.local_socket import attach
 from volunteer.i18n.catalogue import N_

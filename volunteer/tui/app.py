@@ -32,14 +32,14 @@ from volunteer.files import export, exports
 from volunteer.i18n.catalogue import _, translated
 from volunteer.tui import keys, status_line, themes
 from volunteer.tui.absence_digest import Visits
-from volunteer.tui.departure import Departure
+from volunteer.tui.agent_view import AgentView
+from volunteer.tui.app_exit import AppExit
+from volunteer.tui.appearance import Appearance, Look, apply_theme
 from volunteer.tui.event_feed import EventFeed, Listener
-from volunteer.tui.look import Appearance, Look, apply_theme
 from volunteer.tui.page import Page
 from volunteer.tui.terminal.colourless import Colourless
 from volunteer.tui.terminal.driver import lasting_driver
 from volunteer.tui.themes import SteadyStylesheet
-from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Scene
 
 COLOURLESS = Colourless()
@@ -90,7 +90,7 @@ class VolunteerApp(App[int]):
         super().__init__(driver_class=lasting_driver())
         self.stylesheet = SteadyStylesheet(variables=self.get_css_variables())
         self.appearance = Appearance(self, look)
-        self.departure = Departure(self)
+        self.app_exit = AppExit(self)
         self.visits = visits or Visits(None)
         self.clock = clock or SystemClock()
         self.device = ""
@@ -114,7 +114,7 @@ class VolunteerApp(App[int]):
             self.attach(self._waiting_control)
         if self._tick_s is not None:
             self.set_interval(self._tick_s, self._tick)
-        self.departure.catch_signals()
+        self.app_exit.catch_signals()
         if self.appearance.look.notice:
             self.tell(self.appearance.look.notice, "warning")
         sys.setswitchinterval(SWITCH_S)
@@ -161,7 +161,7 @@ class VolunteerApp(App[int]):
 
     def _feed_ended(self) -> None:
         self.publish()
-        self.departure.volunteer_ended()
+        self.app_exit.volunteer_ended()
 
     def _feed_failed(self, error: BaseException) -> None:
         """End the program with the traceback of our bug, which a frozen screen would hide."""
@@ -202,7 +202,7 @@ class VolunteerApp(App[int]):
             now=self.clock.now(),
             glyphs=self.appearance.glyphs,
             device=self.device,
-            leaving=self.departure.how,
+            leaving=self.app_exit.how,
         )
 
     def publish(self) -> None:
@@ -262,7 +262,7 @@ class VolunteerApp(App[int]):
         if action in keys.HIDDEN_AT_FIRST_START and self._first_start:
             return False
         if action in ("pause", "pause_for", "finish"):
-            return self.control is not None and not self.ended and self.departure.how is None
+            return self.control is not None and not self.ended and self.app_exit.how is None
         if action == "retry":
             status = self.latest.status
             return not status.online and bool(status.connection) and not self.ended
@@ -344,11 +344,11 @@ class VolunteerApp(App[int]):
 
     def action_leave(self) -> None:
         """Leave the program; a volunteer of this process ends with it."""
-        self.departure.leave()
+        self.app_exit.leave()
 
     def action_stop(self) -> None:
         """End the volunteer, here or in the background."""
-        self.departure.confirm()
+        self.app_exit.confirm()
 
     def expect_end(self) -> None:
         """Expect the end of the events, so that it is not reported as a fault."""

@@ -14,7 +14,7 @@ from volunteer.control import events
 from volunteer.control.control import Control
 from volunteer.control.status import fold
 from volunteer.i18n.catalogue import _
-from volunteer.tui.view import add_past_loss, initial_view, loss_event, reduce
+from volunteer.tui.agent_view import add_past_loss, initial_view, loss_event, reduce
 
 # Events that a person waits for.
 URGENT = (

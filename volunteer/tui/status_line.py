@@ -16,9 +16,9 @@ from volunteer.control.status import PauseStatus, TaskStatus, lasting_standstill
 from volunteer.i18n.catalogue import ENGLISH, N_, _, current, ngettext, translated
 from volunteer.i18n.coordinator import standstill_sentence
 from volunteer.i18n.formats import size
+from volunteer.tui.agent_view import AgentView
 from volunteer.tui.run_estimate import STATES
 from volunteer.tui.text import UNICODE, Glyphs, countdown, fit, soon
-from volunteer.tui.view import AgentView
 
 STAGES = {
     "fp32": N_("matrix products in float32"),

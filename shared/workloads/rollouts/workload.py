@@ -137,8 +137,8 @@ class RolloutsWorkload(Workload):
 
     @override
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
-        from shared.workloads.rollouts.act import RolloutWork
-        from shared.workloads.rollouts.learn import RolloutLearnWork, SupervisedWork
+        from shared.workloads.rollouts.rollout_training import RolloutLearnWork, SupervisedWork
+        from shared.workloads.rollouts.rollout_work import RolloutWork
 
         if (job.kind, job.update) == ("selfplay", "experience"):
             return RolloutWork(job, weights, data, device)

@@ -15,7 +15,7 @@ from shared.errors import BadRequest, BadSignature, NotFound
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import URL, LocalMachine, Network
 from tests.support.selfplay_run import RUN
-from volunteer.account.profile import Identity, Profile
+from volunteer.account.profile_directory import Identity, Profile
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.tls import Address

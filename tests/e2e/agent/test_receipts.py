@@ -28,7 +28,7 @@ from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.local_volunteer import SHORT, LocalMachine
 from tests.support.server_process import Process
-from volunteer.account.profile import Identity, Profile
+from volunteer.account.profile_directory import Identity, Profile
 from volunteer.cli.main import run_command
 from volunteer.control import events
 from volunteer.settings.settings import directories

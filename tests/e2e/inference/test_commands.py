@@ -23,7 +23,7 @@ from tests.support.answering import Answering, answering
 from tests.support.counting_engine import expected
 from tests.support.local_coordinator import RUN
 from tests.tui.terminal import Terminal
-from volunteer.account.profile import Identity, Profile
+from volunteer.account.profile_directory import Identity, Profile
 from volunteer.cli import prompt_commands
 from volunteer.cli.main import run_command
 from volunteer.settings.settings import directories

@@ -190,14 +190,14 @@ async def test_an_answer_goes_on_elsewhere_when_its_machine_dies(
 async def test_a_machine_that_answers_with_other_words_is_suspended_and_not_paid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from volunteer.training import answer
+    from volunteer.training import answer_model
 
-    real = answer.AnswerModel.answer
+    real = answer_model.AnswerModel.answer
 
     def lies(self: Any, version: Any, task: Any) -> Any:
         yield from real(self, version, msgspec.structs.replace(task, seed=task.seed + 1))
 
-    monkeypatch.setattr(answer.AnswerModel, "answer", lies)
+    monkeypatch.setattr(answer_model.AnswerModel, "answer", lies)
     async with house(tmp_path) as made, machine(tmp_path, made, "Cid"):
         before = await made.balances()
         await ask(made, 100)
@@ -213,15 +213,15 @@ async def test_a_machine_that_answers_with_other_words_is_suspended_and_not_paid
 async def test_nine_of_ten_answers_made_up_keep_nothing_and_their_askers_are_paid_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from volunteer.training import answer
+    from volunteer.training import answer_model
 
-    real, honest = answer.AnswerModel.answer, [True] * 3 + [False] * 9
+    real, honest = answer_model.AnswerModel.answer, [True] * 3 + [False] * 9
 
     def lies(self: Any, version: Any, task: Any) -> Any:
         seed = task.seed if honest.pop(0) else task.seed + 1
         yield from real(self, version, msgspec.structs.replace(task, seed=seed))
 
-    monkeypatch.setattr(answer.AnswerModel, "answer", lies)
+    monkeypatch.setattr(answer_model.AnswerModel, "answer", lies)
     run = SERVED.replace("[serve]", '[serve]\nwho = "keys"')
     async with house(tmp_path, run) as made, machine(tmp_path, made, "Cid"):
         rolls = [0.0] * 3 + [0.999] * 8 + [0.0]  # the first three are drawn, and the last

@@ -16,7 +16,7 @@ from shared.errors import BadRequest, Conflict, NotFound
 from shared.protocol.heartbeat import ANNOUNCEMENTS_MAX, Announcement, HeartbeatReply
 from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
 from tests.support.workplaces import workplace
-from volunteer.account.profile import Home, ProfileState
+from volunteer.account.profile_directory import Home, ProfileState
 from volunteer.agent.run_watcher import RunWatcher
 from volunteer.control.event_bus import EventBus
 from volunteer.control.event_sentences import announcement_words

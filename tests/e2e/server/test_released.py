@@ -11,7 +11,7 @@ from coordinator.upkeep.backup import restore
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from tests.support.released import GOLDEN, VOLUNTEER, unpack
-from volunteer.account.profile import Profile
+from volunteer.account.profile_directory import Profile
 from volunteer.control import events
 
 RELEASES = sorted(GOLDEN.glob("released-*.tar.gz"))

@@ -46,7 +46,7 @@ from tests.support.rollouts_run import RUN as PROBLEMS
 from tests.support.selfplay_run import RUN as GAMES
 from tests.support.served import accepting
 from tests.support.workloads import example_workload
-from volunteer.account.profile import Identity, Profile
+from volunteer.account.profile_directory import Identity, Profile
 from volunteer.cli.main import run_command
 from volunteer.net.api import Api
 from volunteer.net.client import Client

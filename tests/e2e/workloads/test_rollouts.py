@@ -37,7 +37,6 @@ from shared.protocol.inference import NewKey
 from shared.workloads.base import Data, DatasetWanted, Job, Result, Weights, Work
 from shared.workloads.data.chat_template import template_beside
 from shared.workloads.data.skipped_files import Skipped
-from shared.workloads.rollouts.act import RolloutWork
 from shared.workloads.rollouts.answer_records import (
     GroupRecord,
     JudgedGroup,
@@ -47,6 +46,7 @@ from shared.workloads.rollouts.answer_records import (
     packed,
     quantised,
 )
+from shared.workloads.rollouts.rollout_work import RolloutWork
 from shared.workloads.rollouts.workload import RolloutsWorkload
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine

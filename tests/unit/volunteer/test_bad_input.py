@@ -211,7 +211,7 @@ async def test_a_disk_that_fills_up_while_results_are_judged_ends_nothing(
 ) -> None:
     async with local_machine(tmp_path) as machine, machine.working(max_tasks=2) as process:
         await process.until(events.Training)
-        monkeypatch.setattr("volunteer.account.profile.write_record", full)
+        monkeypatch.setattr("volunteer.account.profile_directory.write_record", full)
         assert await process.ended() == 0
         assert len(process.all(events.Judged)) >= 2
 

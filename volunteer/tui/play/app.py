@@ -20,7 +20,7 @@ from shared.workloads.games import LEVELS, BoardAnalysis, MoveReply
 from volunteer.i18n.catalogue import _, translated
 from volunteer.tui import keys, themes
 from volunteer.tui.app import HEIGHTS, WIDTHS
-from volunteer.tui.look import Look, apply_theme
+from volunteer.tui.appearance import Look, apply_theme
 from volunteer.tui.play.game import ACTIONS, Game, fact_lines, state_line
 from volunteer.tui.terminal.ascii import AsciiFilter
 from volunteer.tui.terminal.driver import lasting_driver

@@ -16,8 +16,8 @@ from volunteer.control.commands import How
 from volunteer.control.status import TaskStatus
 from volunteer.i18n.catalogue import N_, _, ngettext
 from volunteer.i18n.formats import credit
+from volunteer.tui.agent_view import AgentView
 from volunteer.tui.text import Glyphs, Line, countdown, fit, left, percent
-from volunteer.tui.view import AgentView
 from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.task_card import stage_share
 

@@ -23,9 +23,9 @@ from volunteer.i18n.catalogue import N_, _, ngettext
 from volunteer.machine import memory_limit, sandbox
 from volunteer.machine.devices import hardware
 from volunteer.tui import keys
+from volunteer.tui.agent_view import LogEntry
 from volunteer.tui.page import SEARCH, Page
 from volunteer.tui.text import Line, paragraph
-from volunteer.tui.view import LogEntry
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Finder

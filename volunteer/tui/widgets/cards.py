@@ -15,6 +15,7 @@ from volunteer.i18n.catalogue import _, ngettext, pgettext, translated
 from volunteer.i18n.formats import credit, size
 from volunteer.text import loss, measure_word
 from volunteer.tui import run_estimate
+from volunteer.tui.agent_view import AgentView, ModelView
 from volunteer.tui.status_line import activity, next_merge, traffic
 from volunteer.tui.text import (
     Glyphs,
@@ -35,7 +36,6 @@ from volunteer.tui.text import (
     spark,
     wrap,
 )
-from volunteer.tui.view import AgentView, ModelView
 from volunteer.tui.widgets.panel import Panel, Scene, age, aged
 
 NAME_CELLS = 9

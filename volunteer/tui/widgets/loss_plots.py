@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from volunteer.i18n.catalogue import _
 from volunteer.text import loss, measure_heading
+from volunteer.tui.agent_view import Curve
 from volunteer.tui.text import Line, short_number
-from volunteer.tui.view import Curve
 from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.pictures import preview_lines
 from volunteer.tui.widgets.plot import Chart, Plot, Series, as_drawn, last_value

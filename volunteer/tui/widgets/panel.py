@@ -25,8 +25,8 @@ from typing_extensions import override
 from shared.text import printable
 from volunteer.control.commands import How
 from volunteer.i18n.catalogue import _
+from volunteer.tui.agent_view import AgentView
 from volunteer.tui.text import ROLES, UNICODE, Glyphs, Line, as_of
-from volunteer.tui.view import AgentView
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):

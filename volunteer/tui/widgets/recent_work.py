@@ -12,6 +12,7 @@ from shared.protocol.contributions import Verdict
 from volunteer.i18n.catalogue import N_, _, translated
 from volunteer.i18n.coordinator import verdict_reason
 from volunteer.i18n.formats import credit
+from volunteer.tui.agent_view import Curve
 from volunteer.tui.text import (
     ASCII,
     Glyphs,
@@ -25,7 +26,6 @@ from volunteer.tui.text import (
     width,
     wrap,
 )
-from volunteer.tui.view import Curve
 from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.pictures import before_and_after, is_drawing, preview_lines
 

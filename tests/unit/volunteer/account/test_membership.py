@@ -34,7 +34,7 @@ from volunteer.account.membership import (
     declare_all,
     same_form,
 )
-from volunteer.account.profile import Profile
+from volunteer.account.profile_directory import Profile
 from volunteer.cli.data_commands import data_lines
 from volunteer.net.api import Api
 from volunteer.storage.own_data import OwnBuild, OwnRecord

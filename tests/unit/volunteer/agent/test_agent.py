@@ -21,7 +21,7 @@ from shared.text import duration
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LONG, SHORT, LocalMachine, Network, Process, local_machine
-from volunteer.account.profile import Profile
+from volunteer.account.profile_directory import Profile
 from volunteer.control import commands, events
 from volunteer.control.event_sentences import words
 from volunteer.machine.policy import MachineFacts

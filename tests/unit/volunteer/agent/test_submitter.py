@@ -31,12 +31,12 @@ from tests.support.local_coordinator import RUN, LocalCoordinator
 from tests.support.local_volunteer import local_machine
 from tests.support.virtual_clock import VirtualClock
 from tests.unit.volunteer.agent.test_held_leases import held
-from volunteer.account.profile import Home, Identity
-from volunteer.agent.collaborators import RemoteCoordinator, Store, Timing, Workplace
+from volunteer.account.profile_directory import Home, Identity
 from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lifecycle import FATAL, Lifecycle
 from volunteer.agent.submitter import EVENT_S, ONE_S, REFUSALS, UNEXPECTED_S, Submitter
 from volunteer.agent.verdict_news import Verdicts
+from volunteer.agent.workplace import RemoteCoordinator, Store, Timing, Workplace
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
 from volunteer.control.events import AnyEvent

@@ -10,7 +10,7 @@ from shared.protocol.accounts import PrivacySpent
 from shared.protocol.members import MemberData
 from shared.workloads.base import ChunkRef, DatasetManifest
 from volunteer.account.membership import MemberTerms
-from volunteer.account.profile import Identity, Profile
+from volunteer.account.profile_directory import Identity, Profile
 from volunteer.cli.data_commands import data_lines
 from volunteer.cli.main import run_command
 from volunteer.i18n.catalogue import LanguageChoice, use

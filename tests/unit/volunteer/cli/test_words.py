@@ -34,7 +34,7 @@ from shared.sentences import Sentence
 from shared.workloads.declaration import Output
 from tests.support.greek import in_english, pseudo
 from tests.tui.scenes import ME
-from volunteer.account.profile import Identity, Profile
+from volunteer.account.profile_directory import Identity, Profile
 from volunteer.account.record_check import CheckedReceipt
 from volunteer.cli import benchmark_command, receipt_commands, start
 from volunteer.cli.main import run_command

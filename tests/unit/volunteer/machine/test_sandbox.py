@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from volunteer.account.profile import Identity, Profile
+from volunteer.account.profile_directory import Identity, Profile
 from volunteer.machine import sandbox, system_calls
 
 CODE = """

@@ -13,7 +13,7 @@ from coordinator.database.tables.tasks import tasks
 from shared.clock import SystemClock
 from tests.support.local_coordinator import LocalCoordinator
 from tests.support.local_volunteer import FastClock, local_machine
-from volunteer.account.profile import Profile
+from volunteer.account.profile_directory import Profile
 from volunteer.cli.main import run_command
 from volunteer.control import events
 from volunteer.engine import Engine, World

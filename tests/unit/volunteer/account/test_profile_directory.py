@@ -28,12 +28,12 @@ from shared.protocol.contributions import Verdict
 from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LocalMachine, Network
 from tests.support.sources import ROOT
-from volunteer.account.profile import VERDICTS_KEPT, Home, Identity, Profile, new_identity
+from volunteer.account.profile_directory import VERDICTS_KEPT, Home, Identity, Profile, new_identity
 from volunteer.control import commands
 from volunteer.engine import Engine
 from volunteer.headless import status_lines
 from volunteer.settings.settings import directories
-from volunteer.tui.view import initial_view
+from volunteer.tui.agent_view import initial_view
 
 
 def server(key: str = "ab" * 32, name: str = "home") -> ServerInfo:
@@ -132,7 +132,8 @@ def test_verdicts_are_remembered_once_and_not_for_ever(tmp_path: Path) -> None:
 def test_one_instance_at_a_time(tmp_path: Path) -> None:
     profile = Profile(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from volunteer.account.profile import Profile\n"
+        "import sys; from pathlib import Path\n"
+        "from volunteer.account.profile_directory import Profile\n"
         "with Profile(Path(sys.argv[1])).lock(): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -1,15 +1,14 @@
-"""Parts of the agent: one coordinator, the files of its profile, its devices."""
+"""Workplace of the agent's loops: one coordinator, the files of its profile, its devices."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.clock import Clock, ServerClock
 from shared.protocol.accounts import Device
-from shared.units import GIB
-from volunteer.account.profile import Home, Identity
+from volunteer.account.profile_directory import Home, Identity
 from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control.event_bus import EventBus
@@ -80,22 +79,3 @@ class LentDevice:
     @property
     def id(self) -> str:
         return self.device.id
-
-
-def usable_bytes(device: Device, memory_gb: float) -> int:
-    """Return the memory of a device that a task may use, in bytes; 0 is unknown.
-
-    The default is half where the owner's programs share the memory, else nine tenths.
-    """
-    allowed = int(memory_gb * GIB)
-    if allowed:
-        return min(allowed, device.memory_bytes)
-    return device.memory_bytes * (5 if device.kind in ("cpu", "mps") else 9) // 10
-
-
-def usable_host_bytes(devices: Sequence[Device], lent: int, memory_gb: float) -> int:
-    """Return the bytes of host memory that a task may use beside the memory of its device; 0 for an
-    unknown host. `lent` is the number of processes that share the memory of the host.
-    """
-    host = next((device for device in devices if device.kind == "cpu"), None)
-    return usable_bytes(host, memory_gb) // max(1, lent) if host is not None else 0

@@ -8,7 +8,7 @@ import pytest
 
 from shared.protocol.accounts import Device
 from shared.units import GIB
-from volunteer.agent.collaborators import usable_bytes, usable_host_bytes
+from volunteer.machine.device_memory import usable_bytes, usable_host_bytes
 
 
 @pytest.mark.parametrize(

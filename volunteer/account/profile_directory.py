@@ -1,4 +1,4 @@
-"""Profile of the volunteer on this host: an identity for each joined coordinator.
+"""Directory of the profile on this host: an identity for each joined coordinator.
 
     <profile>/current            names the coordinator in use
     <profile>/lock               lock of the running instance

@@ -16,9 +16,7 @@ from tests.tui import scenes
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status, fold
-from volunteer.tui.status_line import activity, merge_sentence, outage_line
-from volunteer.tui.text import UNICODE
-from volunteer.tui.view import (
+from volunteer.tui.agent_view import (
     CURVES_MAX,
     ENTRIES_MAX,
     POINTS_MAX,
@@ -31,6 +29,8 @@ from volunteer.tui.view import (
     reduce,
     thin,
 )
+from volunteer.tui.status_line import activity, merge_sentence, outage_line
+from volunteer.tui.text import UNICODE
 
 NOW = scenes.NOW
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
 
 
-class Departure:
+class AppExit:
     """Ends the program, at once or after the end of its volunteer."""
 
     def __init__(self, app: VolunteerApp) -> None:
