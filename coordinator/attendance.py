@@ -24,7 +24,9 @@ RunDevice = tuple[int, str]  # number of a run, and a device that has a lease of
 
 @dataclass(slots=True)
 class _Presence:
-    """Last heartbeat of a machine, and the devices that it had at work by then."""
+    """Time of a machine's last heartbeat, and its devices with leases in the last heartbeat that
+    named any.
+    """
 
     beat_at: float
     devices: Set[RunDevice] = field(default_factory=frozenset)
@@ -44,8 +46,8 @@ class Attendance:
         """Count the time since a machine's last heartbeat for the runs of its devices' leases; of a
         machine without a lease, for the runs of its last leases.
 
-        One heartbeat counts HEARTBEAT_S at most, so that the time of a machine is counted once even
-        if replicas receive its heartbeats in turn, and never while it was away.
+        One heartbeat counts HEARTBEAT_S at most: replicas that receive the heartbeats of a machine
+        in turn count its time once, and an absence adds at most HEARTBEAT_S.
         """
         now = self._clock.monotonic()
         machine = self._machines.setdefault(worker_id, _Presence(now))
@@ -56,11 +58,11 @@ class Attendance:
         machine.beat_at = now
 
     def count_trained(self, run_id: int, seconds: float) -> None:
-        """Count the training behind a contribution that has arrived."""
+        """Count the seconds of training of a received contribution."""
         self._trained[run_id] += seconds
 
     def count_merged(self, run_id: int, seconds: float) -> None:
-        """Count the training behind merged updates, or behind experience."""
+        """Count the seconds of training of merged updates, or of experience."""
         self._merged[run_id] += seconds
 
     def drain(self) -> dict[int, MachineSeconds]:

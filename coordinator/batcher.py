@@ -1,5 +1,5 @@
-"""Batches of requests: requests that arrive while others are served are served together next, so
-that many cost one transaction.
+"""Batches of requests: the requests that arrive while a batch is served form the next batch, so
+that many requests cost one transaction.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Batcher(Generic[Q, A]):
             batch = self._take()
             try:
                 answers = await self._answers([request for request, _ in batch])
-            except BaseException:  # otherwise the clients would wait for ever
+            except BaseException:  # otherwise the waiting clients would get no answer
                 for _, waiting in (*batch, *self._waiting):
                     waiting.cancel()
                 raise
@@ -79,7 +79,7 @@ class Batcher(Generic[Q, A]):
         except Exception as error:
             if len(requests) == 1 or isinstance(
                 error, Unavailable
-            ):  # serving each request alone would not help
+            ):  # each request alone would fail in the same way
                 return [error] * len(requests)
         alone = await asyncio.gather(*(self._answers([request]) for request in requests))
         return [answer for [answer] in alone]

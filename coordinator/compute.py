@@ -52,7 +52,9 @@ class Flag(Protocol):
 
 
 def half_the_cores() -> int:
-    """Return half the cores, at least one: the other half writes, hashes and syncs."""
+    """Return half the number of cores, at least one: the other half is for the threads that write,
+    hash and sync files.
+    """
     return max(1, threads() // 2)
 
 
@@ -175,7 +177,7 @@ class Compute:
             daemon=True,
         )
         process.start()
-        far.close()  # so that the child's end is noticed
+        far.close()  # else a read from `near` would not end when the child dies
         self._process, self._pipe = process, near
         if self.stopping:  # the server stopped meanwhile
             process.kill()

@@ -280,7 +280,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def by_invitation(self) -> bool:
-        """Return True if registration needs a code: by setting, or if reachable and not open."""
+        """Return True if registration needs a code: the setting `invite_only` says so, or other
+        machines can reach a server that is not `open`.
+        """
         beyond = bool(self.url) or not is_loopback(self.host)
         return self.invite_only or (beyond and not self.open)
 
@@ -413,7 +415,7 @@ def _sourced(
 
 
 def without_password(url: str) -> str:
-    """Return a database or blob URL, its password hidden, for display and logs."""
+    """Return a database or blob URL with its password hidden, for display and logs."""
     parts = urlsplit(url)
     if parts.password is None:
         return url

@@ -17,7 +17,8 @@ import structlog
 from typing_extensions import override
 
 HIDDEN = "[hidden]"
-# window of the filters, lines of one message in it, and messages that are told apart
+# seconds of a filter's window, most lines of one message in a window, and most different messages
+# that are counted
 WINDOW_S, LINES_MAX, KEYS_MAX = 60.0, 10, 100
 _SECRET_KEY = re.compile(r"(?i)secret|token|authorization|password|^code$|private")
 _SECRET_TEXT = re.compile(
@@ -163,6 +164,6 @@ def configure(level: str, *, as_json: bool) -> None:
     root.setLevel(number)
     server = logging.getLogger("uvicorn.error")
     server.filters = [MessageLimit()]
-    # Loggers of each connection and plugin; the coordinator's own lines report what matters.
+    # These libraries log each connection and plugin; only their warnings and errors are of use.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "alembic"):
         logging.getLogger(name).setLevel(max(number, logging.WARNING))

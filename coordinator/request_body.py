@@ -1,8 +1,7 @@
 """Parts of a request: headers, byte ranges, and bodies, whose size, depth and numbers are limited.
 
-Receipt deadlines (slow headers, slow bodies, too many connections) are not here: they need the
-transport and live in `coordinator.http.deadlines`. Quotas of uploads are in
-`coordinator.intake.uploads`.
+The deadlines for slow headers and bodies, and the limit on connections, need the transport and are
+in `coordinator.http.deadlines`. Quotas of uploads are in `coordinator.intake.uploads`.
 """
 
 from __future__ import annotations

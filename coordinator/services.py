@@ -139,9 +139,9 @@ class Coordinator(Platform):
     ) -> Self:
         """Open database, blobs and keys (made where there are none) and wire the services.
 
-        `exclusive` locks the data directory, for a server, and `separate` computes in processes of
-        their own; `keyless` is for a command that signs nothing, without the key; `database` is
-        used in place of the one that the settings name and closed with the services. Raises
+        `exclusive` locks the data directory, for a server. `separate` computes in child processes.
+        `keyless` does not load the signing key, for a command that signs nothing. `database` is
+        used instead of the database that the settings name, and is closed with the services. Raises
         Configuration for what cannot be opened, and for the key of another database.
         """
         data_directory(settings.directory)
@@ -394,8 +394,8 @@ class Coordinator(Platform):
 
 
 def _computing(separate: bool) -> tuple[Compute, ...]:
-    """Return a `Compute` each for evaluations, checks, recomputes and recomputes aside, so that a
-    verdict waits for no other work.
+    """Return four `Compute`s, so that a verdict waits for no other work: for evaluations, for
+    checks, for recomputes, and for small recomputes that overtake a large one.
     """
     return (
         Compute("evaluation", torch_threads=half_the_cores(), separate=separate),

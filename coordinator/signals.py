@@ -1,7 +1,8 @@
 """Signals that wake waiters on a topic, in this process and in the others of the same database.
 
-Topics: "run:<id>" (its newest version or its state changed), "runs" (the state of any changed),
-"versions", "contributions", "queue" (there may be work), "recomputes", "volunteers", "alerts".
+Topics: "run:<id>" (the run's newest version or state changed), "runs" (the state of some run
+changed), "versions", "contributions", "queue" (there may be work), "recomputes", "volunteers",
+"alerts".
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shared.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
 
-STEP = 32  # waiters of a line that are woken together, so that replicas take turns
+STEP = 32  # most watchers of a line that are woken together, so that replicas take turns
 
 
 class Signals:
@@ -124,7 +125,8 @@ class TopicWatch:
 
 class WaitingLine:
     """Watchers for work, in order of arrival. News wakes the oldest, which looks for work; as long
-    as looks leave tasks, the next few are woken. All of them at once would only be refused.
+    as watchers leave tasks, the next few are woken. If all were woken at once, most would find no
+    task.
     """
 
     def __init__(self) -> None:

@@ -31,7 +31,8 @@ class TrafficCounter:
     def answered(self) -> tuple[int, int]:
         """Return the number of answered requests, and the number answered with 5xx.
 
-        `/ready` does not count: its 503 is no failure, but takes a stopping server out.
+        `/ready` does not count: its 503 is no failure, it tells load balancers that this server
+        stops.
         """
         requests = [(key, n) for key, n in list(self.requests.items()) if key[1] != "/ready"]
         return sum(n for _, n in requests), sum(n for key, n in requests if key[2] >= 500)

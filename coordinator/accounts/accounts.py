@@ -168,7 +168,9 @@ class Volunteers:
         return self._tokens.recall(header)
 
     async def authenticate(self, worker_id: str, secret: str) -> Principal:
-        """Return the worker with this secret. Raises Unauthorized or, 0.5 s after a ban, Banned."""
+        """Return the worker with this secret. Raises Unauthorized, or Banned from at most 0.5 s
+        after a ban on.
+        """
         return await self._tokens.principal(worker_id, secret)
 
     async def leave(self, principal: Principal, request: LeaveRequest | None = None) -> None:
@@ -255,7 +257,7 @@ class Volunteers:
         """Return a volunteer's own view, and the result of `also` from the same transaction, called
         with the worker's verdicts of the last minute after number `since`, and their numbers.
 
-        A lost transaction is run again, so `also` must only read.
+        A transaction that was lost to a conflict is repeated, so `also` must only read.
         """
         now, who = self._clock.now(), principal.volunteer_id
         rank = await self._board.rank(who)

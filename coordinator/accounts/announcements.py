@@ -36,8 +36,8 @@ class Announcements:
         self._clock = clock
 
     async def add(self, text: str, run: str = "", until: float | None = None) -> Announcement:
-        """Announce a sentence to everybody, until an instant (UTC epoch seconds) or for good; `run`
-        is its subject.
+        """Announce a sentence to everybody. `until` is its end in UTC epoch seconds, None for no
+        end; `run` is the run that it is about, "" for no run.
 
         Raises BadRequest for an empty, too long or unprintable text and for a past end, NotFound
         for an unknown run, Conflict while too many announcements are shown.

@@ -45,7 +45,7 @@ NAME_CHARS_MAX = 64
 # Most keys that an account makes within 24 hours, including those revoked since.
 KEYS_A_DAY = 20
 GIFTS_A_DAY = 100  # most gifts that an account makes within 24 hours
-RETRY_S = HOUR_S  # wait after the day's limit
+RETRY_S = HOUR_S  # `retry_after_s` once the limit of a day is reached
 MICRO = 1_000_000
 
 WRONG_KEY = "this key is wrong: `volunteer key list` shows yours, `volunteer key create` makes one"
@@ -98,9 +98,9 @@ class ApiKeys:
         )
 
     async def create(self, principal: Principal, request: KeyRequest) -> NewKey:
-        """Make a key and return it, the only time that it is shown. Raises Forbidden for an account
-        that is suspended or has neither work nor credits, Conflict for too many keys,
-        TooManyRequests, BadRequest, NotFound for an unknown run.
+        """Make a key and return it; it is not shown again. Raises Forbidden for an account that is
+        suspended or has neither work nor credits, Conflict for too many keys, TooManyRequests,
+        BadRequest, NotFound for an unknown run.
         """
         key, now = _new_key(), self._clock.now()
         _check_end(request, now)
@@ -127,8 +127,8 @@ class ApiKeys:
         return NewKey(key=key, info=_info(await self._db.write(make), now))
 
     async def create_for_organiser(self, name: str, expires_at: float | None) -> NewKey:
-        """Make a key of an account that asks every run, free and without a tier, and return it, the
-        only time that it is shown. Raises NotFound, BadRequest.
+        """Make a key whose prompts to any run are free and not limited by a tier. Return the key,
+        which is not shown again. Raises NotFound, BadRequest.
         """
         key, now = _new_key(), self._clock.now()
         request = KeyRequest(name="organiser", expires_at=expires_at)

@@ -39,8 +39,8 @@ _SYSTEMS: tuple[tuple[re.Pattern[bytes], System], ...] = (
 
 
 class InstallLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Line that installs the program for one kind of card with uv, which runs pipx. Without the
-    word `uvx` the line uses an installed pipx.
+    """Shell line that installs the program for one kind of graphics card: uv runs pipx (`uvx
+    pipx`). Where pipx is installed, `uvx` can be left out.
     """
 
     kind: str

@@ -33,7 +33,7 @@ ROWS = 100
 SELDOM_REST = 200.0  # computing the sums for `seldom` takes at most 1/200 of the time
 DAYS_MAX = 3650
 WINDOWS = (1, 7, 30, 90, 365, DAYS_MAX)  # another number of days counts as the next longer window
-SHOWN_S, SHOWN_MAX = HOUR_S, 10_000  # time and number of remembered changes of visibility
+SHOWN_S, SHOWN_MAX = HOUR_S, 10_000  # for how long, and how many, changes of visibility are kept
 
 
 class Standings(msgspec.Struct, frozen=True, kw_only=True):

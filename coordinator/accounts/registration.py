@@ -71,7 +71,7 @@ def check(request: RegisterRequest) -> None:
 def register(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registration:
-    """Register a worker at its account or a new one, or repeat its registration. Raises
+    """Register a worker with an existing or a new account, or repeat its registration. Raises
     InvalidCode, InvalidName, Forbidden, Banned, Conflict, TooManyRequests, Unauthorized, NotFound.
     """
     credentials = store.credentials(conn, request.worker_id)
@@ -222,7 +222,7 @@ def _machine(request: RegisterRequest, volunteer_id: str, now: float) -> WorkerR
 
 
 def _report(request: RegisterRequest) -> dict[str, Any]:
-    """Return a machine's report about itself, cut to size."""
+    """Return a machine's report about itself, each part shortened to its limit."""
     report = reports.hardware(request.hardware)
     return {
         "hostname": report.hostname,

@@ -1,7 +1,7 @@
 """Reversals by the organiser: of one contribution, or of a volunteer's since an instant.
 
 A volunteer's contributions are reversed in batches, each in one transaction with its line in the
-record; after an interruption, the same command reverses the rest.
+record; after an interruption, the same command reverses the remaining contributions.
 """
 
 from __future__ import annotations

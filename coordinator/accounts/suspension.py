@@ -78,7 +78,9 @@ def _set_state(
 def _set_aside(
     conn: Connection, volunteer_id: str, message: str, now: float, **values: float
 ) -> list[ContributionRow]:
-    """Supersede an account's updates that wait for a merge, and return them."""
+    """Set the state of an account's updates that wait for a merge to superseded; return the
+    updates.
+    """
     waiting = contributions.accepted_of(conn, volunteer_id)
     superseded = {"state": "superseded", "message": message} | values
     verdicts.decide_all(conn, [(row, superseded) for row in waiting], now)

@@ -28,7 +28,7 @@ from shared.tensors.spec import Schema, TensorSpec, grid
 if TYPE_CHECKING:
     from coordinator.plan.plan_tables import Plan
 
-TAU = {"delta": 1e-3, "gradient": 1e-8}  # added to the root that FedAdam and FedYogi divide by
+TAU = {"delta": 1e-3, "gradient": 1e-8}  # tau, added to the divisor of FedAdam and FedYogi
 BLOCK = 32 * 1024  # elements: weights, update, state and scratch of a block stay in the cache
 
 

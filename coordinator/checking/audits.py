@@ -198,7 +198,7 @@ class Audits(PlatformService):
         gained = freed + 2 * row.price_micro  # the audited work has the same price as the answer
         auditor = accounts.existing(conn, row.volunteer_id)
         stake = escrow.at_stake(conn, auditor.id) - row.price_micro
-        stake = min(stake, bond_of(auditor))  # earlier draws may free all but the bond
+        stake = min(stake, bond_of(auditor))  # earlier draws may free all pay at stake but the bond
         return self._draws.confirmed(
             row, rules.confirmed_chance(gained, None if auditor.invited else stake)
         )

@@ -60,7 +60,8 @@ class Case(StoredCase, frozen=True, kw_only=True):
         base = versions.get(conn, run.id, row.base_version)
         if task.kind not in ("train", "learn"):
             return None
-        part = msgspec.structs.replace(  # the row starts at this part: earlier parts are split off
+        # earlier parts have tasks of their own by now, so `task.start` is the start of this part
+        part = msgspec.structs.replace(
             task,
             stop=task.start + row.samples,
             steps=row.steps,

@@ -126,10 +126,10 @@ def end_without_verdict(
 
 
 def _leave_at_stake(conn: Connection, account: VolunteerRow, now: float) -> None:
-    """Leave the pay of an account's work so far at stake for good, and draw its next contributions
-    with certainty: otherwise the next honest draw would free the pay of work that was faked where
-    nothing can be proved. Updates that are not merged yet are superseded, and their tasks go to
-    other workers.
+    """Leave the pay of an account's work so far at stake: no later draw frees it. Draw the
+    account's next contributions with certainty. Otherwise the next honest draw would free the pay
+    of faked work of which nothing can be proved. Updates that are not merged yet are superseded,
+    and their tasks go to other workers.
     """
     waiting = contributions.accepted_of(conn, account.id)
     for row in waiting:

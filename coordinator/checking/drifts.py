@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 POLL_S = 10.0
 STEPS_MEASURED = 512  # most steps of a measurement
-# The same, and the most operations, before a run starts: a task of eight times as many steps may be
-# handed out until it is measured again.
+# Most steps and most operations of the measurement before a run starts. Until the next measurement,
+# tasks have at most eight times the measured steps.
 FIRST_STEPS, FIRST_FLOPS = 64, 1e12
 
 log = structlog.get_logger("checks")
@@ -107,7 +107,7 @@ class Drifts(PlatformService):
 
 
 def longest(run: RunRow) -> int:
-    """Return the steps of a run's longest task without a bound."""
+    """Return the steps that a run's longest task has while no measured drift bounds it."""
     about = definition(run)
     task = about.file.task
     if task.target_seconds > 0:
@@ -116,8 +116,8 @@ def longest(run: RunRow) -> int:
 
 
 def _due(conn: Connection) -> list[RunRow]:
-    """Return the running runs to measure. Gradients do not drift: all are taken at one base; work
-    over members' data is not done again.
+    """Return the running runs to measure. Left out are runs of gradients, which are all computed at
+    one base and do not drift, and runs over members' data, whose tasks nobody can repeat.
     """
     running = (run for run in runs.every(conn, ("running",)) if run.head >= 0)
     runs_due = [run for run in running if is_due(run.head, run.drift_version)]

@@ -100,8 +100,8 @@ class Recomputes(PlatformService):
     def order_refused(
         self, conn: Connection, row: ContributionRow, run: RunRow, reason: str
     ) -> bool:
-        """Order the recompute of a refused update, if one can repeat the refusal and few wait;
-        return True if it was ordered.
+        """Order the recompute of a refused update if a recompute can repeat the refusal and few
+        such recomputes wait; return True if it was ordered.
         """
         if run.state != "running" or not refusals.is_question(reason):
             return False

@@ -1,4 +1,6 @@
-"""Target of a command: the coordinator that it is for, opened in this process or on a server."""
+"""Target of a command: the coordinator on which it acts, opened in this process or reached on a
+server.
+"""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ _AUDIT_PAY = (
     .group_by(_T.volunteer_id)
 )
 _CHANGE = update(recomputes).where(equals(_R.contribution_id))
-# Audits whose recompute has ended without their answer.
+# Queued tasks of audits whose recompute has a result already, without the audit's answer.
 _ASTRAY = (
     update(tasks)
     .where(one_of(_T.kind, (AUDIT,)), one_of(_T.state, ("todo",)), ~awaits_verdict())

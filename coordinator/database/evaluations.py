@@ -78,7 +78,9 @@ def prune_all(conn: sa.Connection, run_id: int) -> None:
 
 
 def skip_older(conn: sa.Connection, run_id: int, version: int) -> None:
-    """Mark waiting evaluations older than a version as skipped; never version 0."""
+    """Mark the waiting evaluations of versions below `version` as skipped, except that of version
+    0.
+    """
     e = evaluations.c
     conn.execute(
         sa.update(evaluations)
@@ -197,8 +199,8 @@ def metrics_of_ends(conn: sa.Connection, run_id: int) -> tuple[str, str]:
 
 
 def best(conn: sa.Connection, run_id: int) -> int | None:
-    """Return the version with the lowest loss; of equal ones the newest, since the untrained
-    version may tie with its successors. None without a loss.
+    """Return the version with the lowest loss; of several versions with that loss the newest, since
+    training may leave the loss of version 0 unchanged. None without a loss.
     """
     e = evaluations.c
     query = sa.select(e.version).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))

@@ -37,7 +37,7 @@ from shared.workloads.experience import CHUNKS_MAX, RolloutSums
 KEPT_S = DAY_S  # a retired chunk stays for the learners that still read it
 OPEN: tuple[TaskState, ...] = ("todo", "doing")
 WAITING: tuple[TaskState, ...] = ("accepted",)  # states of tasks whose update waits for a merge
-LATELY = 64  # newest chunks, or reports, that a figure is measured from
+LATELY = 64  # most chunks, or most reports, from which a figure is computed: the newest
 LOOKED_THROUGH = 16 * LATELY  # newest contributions that are searched for reports
 # The 0 is written into the statement, so that SQLite uses the partial index.
 _OF_NO_PASS = tasks.c.pass_no == literal_column("0")
@@ -197,8 +197,8 @@ def reported(
     conn: Connection, run_id: int, name: str, kinds: Collection[str], *, a_second: bool = False
 ) -> float | None:
     """Return the median of a figure in the newest reports on accepted contributions of these kinds;
-    with `a_second` each figure is one a sample, and is multiplied by the samples a second. None if
-    no report has it.
+    None if no report has it. With `a_second` the figure is one per sample, and is multiplied by the
+    report's samples a second.
     """
     values: list[float] = [
         report["metrics"][name]
@@ -265,7 +265,7 @@ def totals(conn: Connection, run_id: int) -> Totals:
 
 
 def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
-    """Return the condition for tasks of a kind that are outside the pass."""
+    """Return the condition for tasks of a kind that are not cut from a pass."""
     t = tasks.c
     return (t.run_id == run_id) & (t.kind == kind) & _OF_NO_PASS
 

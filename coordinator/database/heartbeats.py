@@ -104,7 +104,7 @@ _SEEN = BulkStatement(
 
 
 def seen(conn: Connection, signs: Sequence[LifeSign]) -> None:
-    """Store time, state and readings of workers. A worker that left is not changed."""
+    """Store time, state and readings of workers. A worker that has signed off is not changed."""
     if signs:
         lines = [msgspec.structs.astuple(sign) for sign in signs]
         _SEEN.execute(conn, sorted(lines, key=itemgetter(0)))

@@ -1,4 +1,6 @@
-"""Invariants between queue, contributions and versions: a sentence for each breach."""
+"""Invariants that hold between queue, contributions and versions; each breach is reported as a
+sentence.
+"""
 
 from __future__ import annotations
 

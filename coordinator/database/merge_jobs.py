@@ -14,7 +14,7 @@ from coordinator.database.tables.merges import merge_parts, merges, state_parts
 from shared.decoding import decode
 
 Phase = Literal["survey", "merge"]
-FAILURES_MAX = 2  # faults of disks or networks after which the merge fails
+FAILURES_MAX = 2  # number of faults of disks or networks after which the merge fails
 
 
 class PartRow(msgspec.Struct, frozen=True, kw_only=True):

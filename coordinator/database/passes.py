@@ -23,7 +23,7 @@ from coordinator.database.tasks import BESIDE
 from coordinator.rules.task_size import RunPace, TaskInWork
 from shared.errors import NotFound
 
-LATELY = 64  # newest tasks whose times give the medians
+LATELY = 64  # most tasks whose times give the medians: the newest
 PACE_MIN = 3  # least number of tasks for a median
 
 # seconds of training of a task's accepted update, as its worker reports them

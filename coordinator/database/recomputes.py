@@ -41,7 +41,7 @@ from shared.workloads.base import DatasetManifest, Job
 FORGOTTEN_S = 30 * 86_400.0  # a checker not seen for this long is deleted
 State = Literal["waiting", "leased", "done"]
 CHECKER = "checker-"  # prefix of the owner of a checker's lease
-SPEED_OF = 32  # newest recomputes that estimate the time of others
+SPEED_OF = 32  # most recomputes from which the speed is estimated: the newest
 
 
 class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +160,9 @@ _FOR_CHECKER = _queue(
 
 
 def _turn(conn: sa.Connection, now: float, under_way: RecomputeRow | None = None) -> int:
-    """Return 1 while newcomers have had under half of the recent and running recomputes, else 0."""
+    """Return 1 (a newcomer's recompute is next) while unproven accounts had less than half of the
+    recent and running operations, else 0.
+    """
     done = {int(is_new): float(flops) for is_new, flops in conn.execute(_SHARES, {"now": now})}
     if under_way is not None:
         number = {"where_contribution_id": under_way.contribution_id}

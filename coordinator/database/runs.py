@@ -35,7 +35,7 @@ TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
     }
 )
 
-LATELY = 4  # a worker delivers if one of this many newest versions has merged an update of it
+LATELY = 4  # a worker delivers if one of the newest LATELY versions contains its work
 # states in which contributions are accepted and merged
 OPEN: tuple[RunState, ...] = ("running", "paused")
 
@@ -116,7 +116,7 @@ def remove(conn: sa.Connection, run_id: int) -> None:
 
 _BY_NAME = sa.select(runs).where(equals(runs.c.name))
 _BY_ID = sa.select(runs).where(equals(runs.c.id))
-_BY_ID_LOCKED = _BY_ID.with_for_update(key_share=True)  # inserts that name the run need not wait
+_BY_ID_LOCKED = _BY_ID.with_for_update(key_share=True)  # rows that refer to the run can be inserted
 _EVERY = sa.select(runs).where(runs.c.state != "deleted").order_by(runs.c.id)
 _IN_STATES = _EVERY.where(among(runs.c.state, "states"))
 

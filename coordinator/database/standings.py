@@ -31,7 +31,7 @@ class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
     invited: bool
     accepted: int
     proofs: int  # passed draws of different tasks since the last draw that did not pass
-    stake_micro: int  # pay that is not free yet
+    stake_micro: int  # pay at stake, in micro-credits
     drawn: DrawCounts
     reason: str = ""  # reason of a suspension
 

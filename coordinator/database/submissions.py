@@ -1,5 +1,5 @@
-"""Submissions of a lease, part by part. An accepted part is split off its task, so that no sample
-is submitted twice, whatever happens to the rest.
+"""Submissions of a lease, part by part. An accepted part is split off its task, so that none of its
+samples is submitted twice, whatever happens to the remaining part of the task.
 
     task [start, stop) ──part accepted──> accepted task [start, start + n) of this part
                                         + the task [start + n, stop)

@@ -207,7 +207,7 @@ def grant_bytes(conn: sa.Connection, row: TaskRow, of_runs: dict[int, int]) -> i
 
 _V = versions.c
 _HEAD = sa.select(runs.c.head).where(runs.c.id == tasks.c.run_id).correlate(tasks).scalar_subquery()
-# Columns are written out: after RETURNING a compiler drops the tables' names.
+# The column is written as text: in RETURNING, SQLAlchemy would leave out the table's name.
 _ITS_RUN: sa.ColumnElement[int] = sa.literal_column("tasks.run_id")
 _RUN = sa.select(runs.c.name).where(runs.c.id == _ITS_RUN).scalar_subquery()
 _BEGUN = sa.select(tasks, _RUN.label("run")).where(among(tasks.c.id, "ids"))
@@ -309,7 +309,7 @@ _AWAITED = sa.exists().where(
     _W.worker_id == tasks.c.worker_id,
     one_of(_W.kind, UPDATES),
     one_of(_W.state, ("received", "checking", "accepted")),
-    _W.unproven.is_(False),  # a contribution that waits for its proof may wait for long
+    _W.unproven.is_(False),  # a contribution that waits for its recompute may wait for hours
 )
 _AWAITS = sa.select(tasks.c.id, tasks.c.run_id).where(
     among(tasks.c.id, "ids"), tasks.c.begun_at.is_(None), _AWAITED

@@ -1,4 +1,5 @@
-"""Names of the blobs that a sweep may delete: announced before they are written, or let go.
+"""Names of the blobs that a sweep may delete: blobs announced before they are written, and blobs
+let go because nothing uses them any more.
 
     announced ── registered ── let go ── old enough: deleted
         └─────────────────────────────────────┘

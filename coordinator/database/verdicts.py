@@ -20,7 +20,8 @@ from shared.errors import Conflict
 from shared.protocol.base import ContributionState
 from shared.protocol.contributions import Verdict
 
-# Verdicts younger than this are sent again: a lower number may be committed later.
+# Verdicts younger than this are sent again, since a verdict with a lower number may be committed
+# later.
 RECENT_S = 60.0
 # States of a contribution: received -> checking -> accepted -> merged, or another end.
 TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
@@ -253,9 +254,9 @@ def news(
 ) -> tuple[list[Verdict], int]:
     """Return a worker's unseen verdicts, and the number to pass as `since` in the next call.
 
-    Rows are numbered before their commit, so a row may appear below `since`. If nothing unseen
-    waits, verdicts younger than `recent_at` are sent again, and the client drops known verdicts:
-    first those that were sent least often, by `sent_counts`, which is brought up to date.
+    Rows are numbered before their commit, so a row may appear below `since`. If there is no unseen
+    verdict, verdicts younger than `recent_at` are returned again, first those that were sent least
+    often by `sent_counts`, which is updated. The client drops the verdicts that it has.
     """
     values = {"where_worker_id": worker_id, "since": since, "most": limit}
     rows = list(conn.execute(_NEWS, values).mappings())

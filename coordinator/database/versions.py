@@ -14,7 +14,7 @@ from coordinator.database.tables.runs import runs
 from coordinator.database.tables.versions import evaluations, version_blobs, versions
 from shared.errors import NotFound
 
-PACE_VERSIONS = 20  # newest versions that give the pace of a run
+PACE_VERSIONS = 20  # most versions from which the pace of a run is computed: the newest
 
 
 class VersionRow(msgspec.Struct, frozen=True, kw_only=True):

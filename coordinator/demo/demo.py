@@ -38,8 +38,8 @@ from shared.workloads.base import missing_extra
 START_S = 60.0  # longest wait for a process to start, or for its command
 DRAIN_S = 25.0  # longest wait for a process to end
 MEASURE_S = 45.0  # longest wait for the last evaluation
-TICK_S = 0.5  # interval of looks at the run
-VOLUNTEERS_MAX = 64  # each is a process with a model of its own
+TICK_S = 0.5  # interval of reading the run's state
+VOLUNTEERS_MAX = 64  # each volunteer is a process with a model in its memory
 MINUTES_MAX = 7 * 24 * 60.0
 DATABASE = "coordinator.sqlite3"  # file name in the data directory of a coordinator
 

@@ -71,8 +71,8 @@ def _source() -> list[Path]:
 
 
 def _members_files(members: int) -> tuple[tuple[Path, ...], ...]:
-    """Return the files that are not of the example in parts, one for each member; a part is of
-    neighbouring folders, so that members have different subjects.
+    """Return the files that are not in the example, divided into a part for each member. A part
+    consists of neighbouring folders, so that members have different subjects.
     """
     paths = _source()[EXAMPLE_FILES:]
     edges = [len(paths) * part // members for part in range(members + 1)]
@@ -104,7 +104,8 @@ DEMOS: dict[str, _DemoKind] = {
         preparing="building a dataset of digits, and a judge that knows them", build=_digits
     ),
     "gomoku": _DemoKind(preparing="setting up a board of 6 x 6", minutes=3.0),
-    # Shorter, since the tokenizer and the libraries take the rest of two minutes.
+    # Shorter than two minutes, since building the tokenizer and loading the libraries take time
+    # too.
     "causal-lm": _DemoKind(preparing=_SOURCES, build=_texts, minutes=1.5),
     "rollouts": _DemoKind(preparing="setting up problems to sort", minutes=3.0),
     "members": _DemoKind(

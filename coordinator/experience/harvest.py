@@ -65,7 +65,7 @@ class HarvestCase(msgspec.Struct, frozen=True, kw_only=True):
     task: TaskRow
     job: Job
     known: tuple[KnownVersion, ...]  # versions that may have played
-    drawn: bool = False  # every search is repeated, not only a few
+    drawn: bool = False  # True: the check repeats every search, not only a few
 
     @property
     def match(self) -> bool:

@@ -73,7 +73,7 @@ class Replay(PlatformService):
         """Tend every running run until `stop` is set."""
         watch = self._signals.watch()
         while not stop.is_set():
-            watch.topics = ("runs",)  # enough while no run makes its own data
+            watch.topics = ("runs",)  # no other topic matters while no run makes its own data
             for row in await self._db.read(lambda conn: runs.every(conn, ("running",))):
                 try:
                     await self.tend(row.id)
@@ -103,7 +103,7 @@ class Replay(PlatformService):
     # --- sealing ---
 
     async def _seal(self, run_id: int, pacing: Pacing) -> bool:
-        """Seal one chunk, if one is due."""
+        """Seal one chunk if it is due."""
         rows = await self._db.read(lambda conn: experience.unsealed(conn, run_id, FILES_MAX))
         rows = _due(rows, pacing.replay.chunk, self._clock.now())
         if not rows:
@@ -155,7 +155,7 @@ class Replay(PlatformService):
             window = [chunk for chunk in window if chunk.sealed_at >= since]
         warm = warm_start(spec.file.train, pacing.warm_steps) * batch
         if totals.learnt < warm or (warm and not run.head):
-            return self._add_warm(conn, spec, run, totals)  # actors wait for the warm start
+            return self._add_warm(conn, spec, run, totals)  # no episodes before its end
         totals = msgspec.structs.replace(
             totals, planned=totals.planned - warm, learnt=totals.learnt - warm
         )
@@ -200,7 +200,8 @@ class Replay(PlatformService):
         pacing, changed = spec.pacing, False
         assert pacing is not None  # `tend` has checked this
         left = pacing.warm_steps - totals.planned // spec.file.task.batch_size
-        if left <= 0 and not totals.learning:  # the learnt steps were lost, or no merge is due yet
+        # all steps are done, but updates were lost, or too few wait for a merge
+        if left <= 0 and not totals.learning:
             left = min(WARM_STEPS, pacing.warm_steps)
         while totals.learning < pacing.replay.learners and left > 0:
             steps = min(WARM_STEPS, left)

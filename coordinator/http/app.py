@@ -47,7 +47,7 @@ log = structlog.get_logger("http")
 
 
 class RequestMiddleware:
-    """Outermost application: numbers each request, counts it, and turns every exception into a
+    """Outermost application: gives each request an id, counts it, and turns every exception into a
     reply.
     """
 
@@ -57,7 +57,8 @@ class RequestMiddleware:
         self._prefix = secrets.token_hex(4)
         self._count = 0
         settings = coordinator.settings
-        # With TLS, a page whose name was rebound to this server fails at the certificate.
+        # With TLS, a page whose host name an attacker made resolve to this server fails the check
+        # of the certificate.
         public = settings.url or settings.tls_cert
         self._on_loopback = not public and is_loopback(settings.host)
 
@@ -86,7 +87,7 @@ class RequestMiddleware:
             # The server is stopping; it cancels each request only once, so a reply is possible.
             error = Unavailable("the coordinator is stopping", retry_after_s=STOPPING_S)
             await self._refuse(scope, receive, send, error)
-        except LOCAL as error:  # errors of this machine, which no volunteer caused or can mend
+        except LOCAL as error:  # a fault of this machine; volunteers get no details
             log.error(
                 "refused", request_id=scope["request_id"], path=scope["path"], error=error.message
             )
@@ -107,7 +108,8 @@ class RequestMiddleware:
         error: VolunteerError,
         cause: Exception | None = None,
     ) -> None:
-        if scope.get("status"):  # a begun reply is broken off, or it would look complete
+        # this reply has begun: the connection is closed, so that the reply does not look complete
+        if scope.get("status"):
             raise cause or error
         if error.status == 500 and cause is None:  # the jobs log the causes of 503 and 507 once
             log.warning(
@@ -142,8 +144,9 @@ def _for_other_sites(send: Send) -> Send:
 
 
 def _check_host(scope: Scope) -> None:
-    """Raise Forbidden for a changing or organiser's request whose Host is not on loopback: a page
-    whose name was rebound to this machine may have sent it.
+    """Raise Forbidden for a request that changes something, or an organiser's request, whose Host
+    is not on loopback: it may come from a page whose host name an attacker made resolve to this
+    machine (DNS rebinding).
     """
     if scope["method"] in READ_METHODS and not scope["path"].startswith(f"{API}/admin/"):
         return

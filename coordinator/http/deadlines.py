@@ -1,10 +1,10 @@
 """Deadlines and limits of connections, which uvicorn lacks (measured: 700 of 700 dripping
 connections stayed open).
 
-All headers must arrive within a few seconds, and bodies and replies must move at a minimum rate
-over every window, which a slow but honest upload reaches. The number of connections of an address
-is limited. A subclass of uvicorn's protocol is needed, because a middleware sees a request only
-when its headers are complete.
+All headers must arrive within a few seconds, and bodies and replies must have a minimum rate in
+every window, which slow but honest uploads reach. The number of connections of an address is
+limited. A subclass of uvicorn's protocol is needed, because a middleware sees a request only when
+its headers are complete.
 
 The framing of a message is bounded too: the body limits its chunk headers and trailers, bytes
 between requests start the deadline of headers, and a connection may not send far ahead of its
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from coordinator.config import Settings
 
 SWEEP_S = 1.0
-FRAMING_BYTES_MAX = 16 << 10  # limit of the bytes outside a body: chunk headers, trailers ...
-FRAMING_A_BODY_BYTE = 16  # further bytes of this kind that each byte of the body allows
+FRAMING_BYTES_MAX = 16 << 10  # most bytes besides headers and body: chunk headers, trailers
+FRAMING_A_BODY_BYTE = 16  # such bytes that each byte of the body allows in addition
 PIPELINED_MAX = 256  # requests that a client may send ahead of their answers
-# a closed connection is cut off after this time if its peer does not read the last reply
+# a connection that is being closed is aborted after this time if its peer does not read the last
+# reply
 LINGER_S = 5.0
 
 Phase = Literal["idle", "headers", "body", "reply"]
@@ -49,7 +50,7 @@ class ConnectionProgress:
         self.resumed = 0  # number of times that writing was resumed
         # phase, and the number of its request or of the resumption of its writing
         self.stage: tuple[Phase, int] = ("headers", 0)
-        self.since = now  # when the stage, or the newest window of its rate, began
+        self.since = now  # when the stage began, or the newest window in which its rate is measured
         self.bytes_then = 0  # bytes received, or unsent in a reply, at that time
         self.closing_since: float | None = None
 
@@ -79,7 +80,8 @@ class ConnectionGuard:
         self._trusted = _trusted(settings)
         self._addresses: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
-        # Idle connections, each with the last request that it began; the longest idle first.
+        # Idle connections, each with the last request that it began; the one that has been idle for
+        # longest first.
         self._idlest: deque[tuple[GuardedConnection, ConnectionProgress, int]] = deque()
         self._ranked_at = -math.inf
 
@@ -220,8 +222,8 @@ def protocol(guard: ConnectionGuard) -> type[asyncio.Protocol]:
 
 
 class _PhaseTracker:
-    """Part of the protocol that learns the phase from the callbacks of the parser; placed before
-    uvicorn's class in the order of inheritance.
+    """Base class of the protocol that tracks the phase of a connection by the parser's callbacks.
+    It stands before uvicorn's class among the bases, so that its methods are called first.
     """
 
     _guard: ConnectionGuard
@@ -299,7 +301,7 @@ class _PhaseTracker:
         super().data_received(data)  # type: ignore[misc]
         same = self.progress.request == request  # False if a request began within the data
         if self._phase == "idle" and same and phase == "idle":
-            self._phase, self._header_bytes = "headers", 0  # bytes that do not begin a request
+            self._phase, self._header_bytes = "headers", 0  # the data began no request
         if self._phase == "headers":
             first = phase != "body" and self.progress.request == request + 1
             self._header_bytes += len(data) if same or first else 0

@@ -22,8 +22,8 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}}
 def _any_json(kind: type) -> dict[str, object]:
     """Return the schema of `object`: any JSON."""
     if kind is not object:
-        raise NotImplementedError(kind)  # msgspec reports the type
-    return {"description": "Any JSON."}  # an empty schema is none to msgspec
+        raise NotImplementedError(kind)  # msgspec turns this into an error that names the type
+    return {"description": "Any JSON."}  # not empty, since msgspec takes {} for a missing schema
 
 
 @lru_cache(maxsize=2)

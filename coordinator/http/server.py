@@ -1,10 +1,10 @@
 """Server process: sockets, TLS and signals around the application.
 
-The first stop signal drains: with PostgreSQL, `/ready` says no a few seconds before anything is
-refused; waiting claims are answered, open requests get a few seconds, jobs end their current step,
-and the exit code is 0. A second signal stops at once; what was acknowledged is on the disk. SIGHUP
-is ignored. uvicorn alone would exit 143 after SIGTERM, 129 after SIGHUP and 3 when the port is
-taken.
+The first stop signal drains: with PostgreSQL, `/ready` answers 503 for a few seconds in which all
+requests are still served; waiting claims are answered, open requests get a few seconds, jobs end
+their current step, and the exit code is 0. A second signal stops at once; what was acknowledged is
+on the disk. SIGHUP is ignored. uvicorn alone would exit 143 after SIGTERM, 129 after SIGHUP and 3
+when the port is taken.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from shared.network.links import format_link, is_loopback
 from shared.programs import gc_freeze
 from shared.units import DAY_S
 
-KEEP_ALIVE_S = 75  # longer than the interval of heartbeats, which then need no new handshakes
+KEEP_ALIVE_S = 75  # longer than the interval of heartbeats, so that each needs no new connection
 # descriptors for the database, blobs, logs and connections that wait to be accepted
 DESCRIPTORS_SPARE = 512
 BACKLOG = 2048

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 8  # comparisons that run at once
 KEPT_MAX = 10_000  # unsettled requests whose answers are kept; the oldest are dropped
-WAITING_MAX = 8  # waiting draws at which an account gets no more prompts
+WAITING_MAX = 8  # an account with so many waiting draws gets no prompts
 SUSPENSION_REASON = "answers of its machine were not those of the model"
 
 log = structlog.get_logger("answers")
@@ -96,13 +96,13 @@ class AnswerDraws:
                 del self._kept[next(iter(self._kept))]
 
     def note_settled(self, request_id: str, answered: Collection[str]) -> None:
-        """Have the drawn answers of a settled request compared, and the others dropped."""
+        """Queue the drawn answers of a settled request for comparison, and drop the other answers."""
         if answered or request_id in self._kept:
             self._settled[request_id] = None
             self.start_comparisons()
 
     def start_comparisons(self) -> None:
-        """Start the waiting comparisons, also any that a failed read or write interrupted."""
+        """Start the waiting comparisons, including those that a failed read or write interrupted."""
         if self._settled:
             self._begin("", self._queue_drawn)
         for who in self._queues:
@@ -184,7 +184,7 @@ class AnswerDraws:
             for request, part in account_parts.parts:
                 comparison = await self._compare(request, part.tokens, ended=part.finish == "stop")
                 compared, wrong = compared + comparison[0], wrong + comparison[1]
-        except VolunteerError as error:  # an impossible check punishes no account
+        except VolunteerError as error:  # the model could not compute: no account is at fault
             log.warning("an answer was not compared", error=error.message)
             return None
         return (compared, wrong) if compared else None

@@ -68,8 +68,8 @@ class AnswerPart:
         self._arrived = asyncio.Event()
 
     def take(self, sent: AnswerTokens) -> bool:
-        """Accept a machine's tokens, repeated ones once; return False if no more are wanted. Tokens
-        after a gap fail the part.
+        """Accept a machine's tokens, each only once if they are sent again; return False if no more
+        are wanted. If tokens before them are missing, the part fails.
         """
         if not self.wanted or self.finish:
             return False
@@ -147,8 +147,8 @@ class Answerers:
                 del self._waiting[waiting.worker_id]
 
     def begin(self, run: str, task: AnswerTask, *, excluded: Collection[str]) -> AnswerPart | None:
-        """Assign a task to a waiting machine whose account is not in `excluded`; return None if no
-        such machine waits. Each volunteer has the same chance, whatever the number of its machines.
+        """Assign a task to a waiting machine whose account is not in `excluded`; return None if
+        there is none. Each volunteer has the same chance, whatever the number of its machines.
         """
         now = self._clock.monotonic()
         self._rests = {worker: until for worker, until in self._rests.items() if until > now}
@@ -178,8 +178,8 @@ class Answerers:
             self._rests[part.worker_id] = self._clock.monotonic() + REST_S
 
     async def tokens(self, principal: Principal, answer: str, request: AnswerTokens) -> AnswerGoOn:
-        """Accept the next tokens of an answer; the reply says if more are wanted, which they are
-        not for an answer that this machine does not give.
+        """Accept the next tokens of an answer; the reply says whether more are wanted. None are
+        wanted if the answer is not assigned to this machine.
         """
         part = self._parts.get(answer)
         if part is None or part.worker_id != principal.worker_id:

@@ -260,7 +260,7 @@ class Answers:
             raise InvalidField(why, "model")
         engine = self._working()
         least = 1 if request.max_tokens is None else min(request.max_tokens, model.tier.tokens)
-        # before the engine loads the model to prepare the prompts
+        # checked here too, before the engine loads the model to prepare the prompts
         await self.meter.check(_order(model, request.kind, 1, least * request.choices))
         prepared = [await _prepare(engine, model, request, prompt) for prompt in request.prompts]
         _check_bias(request, prepared[0].vocabulary)

@@ -1,4 +1,4 @@
-"""Built-in inference engine: versions answer in a process of its own.
+"""Built-in inference engine: a child process loads versions and generates their answers.
 
 The process starts with the first prompt. When it dies, its running answers raise Unavailable, and
 so do prompts for a time that doubles with each death in a row. The first prompt after that time
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RESTART_S, RESTART_MAX_S = 1.0, 60.0  # wait after the first death, and after many in a row
+RESTART_S, RESTART_MAX_S = 1.0, 60.0  # pause after a first death, and the longest pause
 
 log = structlog.get_logger("inference")
 

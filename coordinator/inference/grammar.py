@@ -28,7 +28,7 @@ MISSING = (
     "answers by a schema need a package that is not installed here: the organiser adds the extra"
     " `grammar`"
 )
-# blanks between parts of JSON; without a bound, a weak model writes blanks for ever
+# blanks between parts of JSON, bounded, since a weak model may write nothing but blanks
 _BLANKS = {"whitespace_pattern": r"[ \n\t]{1,40}"}
 
 
@@ -144,7 +144,9 @@ class GrammarConstraint:
 
 
 class _Spellings:
-    """Bytes of a version's tokens, and a token after the last that ends an answer."""
+    """Bytes of a version's tokens, and one additional token, numbered after the last, that ends an
+    answer.
+    """
 
     def __init__(self, reader: Reader) -> None:
         spellings = [reader.spelling(token) for token in range(reader.vocabulary)]

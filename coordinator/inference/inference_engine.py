@@ -15,7 +15,7 @@ from shared.workloads.data.chat_template import DialogueTurn
 from shared.workloads.data.tool_calls import ToolCallForm
 from shared.workloads.generation import batch
 
-CHARACTERS_MAX = 64  # longest prompt, in characters for each token of the context
+CHARACTERS_MAX = 64  # a prompt may have so many characters for each token of the context
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -99,7 +99,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """Next part of an answer; the last part has a `finish`, and any part may have no text."""
+    """Next part of an answer; the last part has a `finish`, and the text of any part may be empty."""
 
     text: str = ""
     tokens: tuple[int, ...] = ()
@@ -142,7 +142,9 @@ class InferenceEngine(Protocol):
 
 
 def check_length(characters: int, context: int) -> None:
-    """Raise BadRequest for a prompt so long that tokenizing it would keep other prompts waiting."""
+    """Raise BadRequest for a prompt of more than CHARACTERS_MAX characters for each token of
+    `context`, since tokenizing it would delay other prompts.
+    """
     if characters > context * CHARACTERS_MAX:
         raise BadRequest(
             f"the prompt has {characters:,} characters, and {context} tokens fit, answer "

@@ -51,7 +51,7 @@ ROOM = 0.9  # if loading would fill more than this share of that limit, idle ver
 # Memory for loading a version, as a multiple of its file: some parts exist twice for a moment, and
 # slots need keys and values.
 LOADING = 3.0
-NICENESS = 10  # requests come first, then checks and evaluation, then answers
+NICENESS = 10  # lower priority than the server, and than its processes for checks and evaluation
 NO_TOOLS = "the chat template of this model writes no functions, or no calls of them as JSON"
 OOM_SCORE = "900"  # of 1000: the kernel ends this process first when memory is short
 
@@ -214,7 +214,7 @@ class InferenceProcess:
 
     def _images(self, order: process_messages.DrawPictures) -> tuple[bytes, ...]:
         if self._drawing is None or self._drawing[0] != order.model.key:
-            self._drawing = None  # frees its memory first
+            self._drawing = None  # frees the memory of the earlier version first
             self._drawing = (order.model.key, DrawingVersion(order.model))
         return self._drawing[1].images(order.count, order.seed)
 
@@ -223,8 +223,9 @@ class InferenceProcess:
 
 
 def compare(reader: Reader, order: process_messages.Compare) -> tuple[int, int]:
-    """Return how many tokens of an answer were compared and how many are wrong: of a long answer
-    COMPARED_MAX at random; an answer that this version cannot have given is wrong in every token.
+    """Return how many tokens of an answer were compared, and how many of them are wrong. Of a long
+    answer, COMPARED_MAX tokens at random are compared. In an answer that this version cannot have
+    given, every token counts as wrong.
     """
     sequence, tokens = order.sequence, list(order.tokens)
     if order.ended and reader.end is not None:
@@ -354,7 +355,8 @@ class VersionMemory:
 
     def limit(self) -> None:
         """Make the system refuse memory beyond the limit."""
-        # no limit of the process suits CUDA, whose driver reserves more addresses than it uses
+        # CUDA's driver reserves more addresses than it uses, so a limit on the process's addresses
+        # would stop it
         if self.device == "cuda":
             import torch
 

@@ -2,8 +2,9 @@
 
 A request writes the ledger twice. Each piece is logged before it is sent, on this process's disk
 (`stream_log`), and once a second in the database. A request of a killed process is therefore
-settled for exactly the tokens that were sent. If that disk cannot be read (another replica takes
-over after a minute, or the power failed), at most the tokens of the last second stay unpaid.
+settled for the tokens in the log, which include all tokens that were sent. Without the log (another
+replica settles the request after a minute, or the power failed), the tokens of the last second may
+stay unpaid.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 TICK_S = 1.0  # interval at which streamed tokens are written to the database
 BEAT_S = 20.0  # interval at which requests without new tokens are written as alive
 GONE_S = 60.0  # a request that was not written for this long counts as abandoned
-WAIT_S = 5.0  # wait of an account with too many unanswered tokens before it may ask again
+WAIT_S = 5.0  # `retry_after_s` for an account whose open requests may generate too many tokens
 KEPT_S = 90 * DAY_S  # age at which settled requests are deleted; the ledger is kept
 EARN = "train with `volunteer`: each merged contribution earns credits"
 
@@ -90,7 +91,7 @@ class RunningRequest:
         self.answered: Counter[str] = Counter()  # tokens computed by volunteers, by account
         self.written = 0  # tokens that the database has
         self.first_s: float | None = None  # time to the first token
-        self.ended = False  # True from the first try to settle it
+        self.ended = False  # True once the request is to be settled
 
     @property
     def streamed(self) -> StreamProgress:
@@ -354,7 +355,7 @@ def _check_minute(conn: Connection, order: MeteredRequest, volunteer_id: str, no
 
 def _check_waiting(order: MeteredRequest, open_now: UnderWay) -> None:
     most, tokens = order.tier.tokens_waiting, order.tokens_max if order.kind != "image" else 0
-    # a prompt longer than the limit is scored alone
+    # a prompt that alone exceeds the limit is scored while no other request of the account is open
     if open_now.tokens + max(tokens - order.scored, min(tokens, most)) > most:
         raise TooManyRequests(
             f"{open_now.tokens} tokens of this account are under way, and at most "

@@ -2,8 +2,8 @@
 
 The database learns the number of streamed tokens once a second, so a `kill -9` would leave up to a
 second of delivered tokens unpaid. Each running request has a slot of a file, which survives the
-process. No request waits until its slot is on the disk: after a loss of power the database's record
-counts.
+process. No request waits for the disk to sync its slot: after a loss of power the number in the
+database counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shared.files.file_lock import locked
 
 FOLDER = "streams"  # folder in the data directory
 SLOT_BYTES = 2048  # half a page, so that a kill never leaves half a slot written
-SLOTS_MAX = 8192  # requests at once; beyond this the database's record counts
+SLOTS_MAX = 8192  # requests at once; the tokens of further ones are only in the database
 FILES_MAX = 1000  # files of dead processes that one recovery reads at most
 
 log = structlog.get_logger("metering")
@@ -82,7 +82,7 @@ class StreamLog:
                 self._open()
             os.lseek(self._file, slot * SLOT_BYTES, os.SEEK_SET)
             os.write(self._file, data + b"\n")
-        except OSError as error:  # the database's record counts then
+        except OSError as error:  # the number in the database counts then
             if not self._failed:
                 log.warning("streams are written down once a second only", error=str(error))
             self._failed = True

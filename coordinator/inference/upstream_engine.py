@@ -1,10 +1,10 @@
 """Inference engine at an address: the organiser's OpenAI-compatible server computes answers.
 
 The server gets texts through `/completions`. The run's tokenizer counts prompts. Each chunk counts
-as one token; once the server has ended the text, the reply's `usage` corrects the count, or the
-tokenizer if the reply has none. The server may read the prompts, but its replies are not trusted:
-they are bounded, timed and read strictly. A fault becomes Unavailable; a refusal with the status
-404 becomes NotFound, one with 400, 413 or 422 BadRequest.
+as one token; once the server has ended the text, the reply's `usage` corrects the count; for a
+reply without `usage` the tokenizer counts the text again. The server may read the prompts, but its
+replies are not trusted: they are bounded, timed and read strictly. A fault becomes Unavailable; a
+refusal with the status 404 becomes NotFound, one with 400, 413 or 422 BadRequest.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ class _TextStream:
         return None
 
     async def rest(self, chunks: AsyncIterator[_Chunk]) -> None:
-        """Read to the end of the stream, which may carry its usage."""
+        """Read the stream to its end, since its last chunk may contain the usage."""
         async for chunk in chunks:
             self._count(chunk)
 

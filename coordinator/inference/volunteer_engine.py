@@ -2,7 +2,7 @@
 
 The local engine tokenizes prompts and compares answers. If an answer breaks off, another machine
 continues it from its last token; since a token's random number depends only on the seed and the
-token's place, the answer is the same. Drawn answers are compared afterwards (see `draws`).
+token's place, the answer is the same. Drawn answers are compared afterwards (see `answer_draws`).
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class VolunteerEngine:
             try:
                 async with aclosing(part.stream()) as tokens:
                     async for token in tokens:
-                        # a token outside the vocabulary, from which no machine could continue
+                        # the token is outside the vocabulary, so no other machine could continue
+                        # from it
                         if token >= request.vocabulary > 0:
                             raise SilentMachine
                         yield answer.add(token, part.volunteer_id)
@@ -184,7 +185,7 @@ class _Answer:
         return self._stream.stopped
 
     def remaining(self) -> Generation:
-        """Return the order for the rest of the answer."""
+        """Return the order for the tokens that the answer still lacks."""
         sequence, tokens = self._request.sequence, tuple(self._tokens)
         rest = msgspec.structs.replace(
             sequence,

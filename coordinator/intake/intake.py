@@ -140,7 +140,7 @@ class Intake(PlatformService):
             row, fresh = await self._arriving.ask(_Submission(principal, task_id, request))
             if fresh:
                 self._attendance.count_trained(row.run_id, row.train_s)
-                if row.kind == "experience":  # counts at once: episodes are never merged
+                if row.kind == "experience":  # counted now, since episodes are never merged
                     self._attendance.count_merged(row.run_id, row.train_s)
             if row.state == "checking":
                 await self._check(row)
@@ -219,12 +219,12 @@ class Intake(PlatformService):
         self._signals.notify("queue")
 
     async def _examine(self, row: ContributionRow) -> None:
-        """Check and decide a contribution in the way of its kind."""
+        """Check and decide a contribution by the service for its kind."""
         if row.kind in MERGED:
             await self._measure(row)
         elif row.kind == AUDIT:
             await self.audits.check(row)
-        elif Compute.possible():  # otherwise a server with PyTorch decides it at its next recheck
+        elif Compute.possible():  # else a server with PyTorch decides it in its recheck
             await self._harvest.check(row)
 
     async def _measure(self, row: ContributionRow) -> None:
@@ -252,8 +252,8 @@ class Intake(PlatformService):
         )
 
     def _decider(self) -> Batcher[_Measured, None]:
-        """Return a batcher that decides the contributions of a run, those of an account one after
-        the other, since the chance of a draw depends on the contributions before.
+        """Return a batcher that decides the contributions of a run, those of one account one after
+        the other, since the chance of a draw depends on the account's earlier contributions.
         """
         return Batcher(self._decide_all, BATCH_MAX, key=lambda each: each[0].volunteer_id)
 
@@ -270,11 +270,12 @@ class Intake(PlatformService):
         now = self._clock.now()
         # The rows are locked: after a restart both the sender and the recheck may decide.
         rows = contributions.undecided(conn, measured)
-        if self._abouts[run_id].plan.in_flight == "redo":  # the head must not move any more
+        if self._abouts[run_id].plan.in_flight == "redo":  # the head must not change any more
             runs.by_id(conn, run_id, lock=True)
         backgrounds = submissions.backgrounds(conn, rows)
         tasks_by_row = submissions.tasks_of(conn, rows)
-        # locked before draws are counted; the wait may have been for a suspension or a ban
+        # locked before draws are counted; while this waited for the lock, an account may have been
+        # suspended or banned
         exclusions = accounts.lock(conn, {row.volunteer_id for row in rows})
         judged: list[tuple[ContributionRow, Judgement]] = []
         most = COHORT_ROWS * validation.COHORT
@@ -394,8 +395,8 @@ class Intake(PlatformService):
         contribution_id: int,
         newest: Sequence[tuple[int, Verdict]] = (),
     ) -> Verdict:
-        """Return the state of a contribution of this volunteer, without a query if `newest` has its
-        verdict. Raises NotFound.
+        """Return the verdict on a contribution of this volunteer, without a query if it is in
+        `newest`. Raises NotFound.
         """
         own = [verdict for _, verdict in newest if verdict.contribution == contribution_id]
         if own and own[-1].reason != Reason.STALE:

@@ -3,7 +3,7 @@ then stored as a blob.
 
 Memory stays constant for any size: at most two batches of an upload are in memory, one being
 received and one being hashed and written in a thread. There is one writer at a time; a newer
-request ends the older one, because the client has given the older one up. A running upload is a
+request ends an older one, since the client waits only for the newer one. A running upload is a
 file, or pieces in an object store, so that any replica can continue it.
 """
 
@@ -119,8 +119,8 @@ class _PartialFile:
 
     @contextmanager
     def _safe(self) -> Iterator[None]:
-        """Restart the upload from byte 0 after a failed sync, since the system reports such a
-        failure only once.
+        """Start the upload again at byte 0 if a write or sync in this block fails: the system
+        reports a failed sync only once.
         """
         try:
             with storage_errors():
@@ -159,7 +159,8 @@ class Uploads(PlatformService):
         self._directory.mkdir(parents=True, exist_ok=True)
         self._writers: dict[str, _UploadWriter] = {}
         self._hashes: OrderedDict[str, tuple[int, hashlib._Hash]] = OrderedDict()
-        # A grant reserves nothing: the bytes come later anyway, and a full disk then refuses them.
+        # A grant reserves no space: the bytes arrive later, and if the disk is full by then, they
+        # are refused.
         self._free = CachedValue(self._free_bytes, FREE_S, on.clock)
         self._granted_bytes: dict[int, int] = {}  # update size by run, whose model never changes
         # uploads of one account are granted in turn, since each counts against its quota
@@ -314,7 +315,7 @@ class Uploads(PlatformService):
             row = await self._reading.ask(row.id) or row  # another replica may have finished it
             offset = row.size if row.complete else offset
         if offset == row.size and not row.complete and row.id not in self._writers:
-            async with self._alone(row.id) as writer:  # an earlier request received all bytes
+            async with self._alone(row.id) as writer:  # all bytes are there, but no blob yet
                 writer.storing = True
                 return await self._finish(row)
         return self._view(row, offset)
@@ -400,8 +401,8 @@ class Uploads(PlatformService):
 
     @asynccontextmanager
     async def _alone(self, upload_id: str) -> AsyncIterator[_UploadWriter]:
-        """Take the exclusive right to write this upload. Raises Conflict if a newer request took
-        it.
+        """Hold the exclusive right to write this upload inside the block. Raises Conflict if a
+        newer request took it.
         """
         while (older := self._writers.get(upload_id)) is not None:
             older.end()

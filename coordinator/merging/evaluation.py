@@ -95,8 +95,8 @@ class Evaluation(PlatformService):
             stopper.cancel()
 
     async def evaluate_next(self) -> bool:
-        """Measure the next waiting version, or a version without its suite scores; return False if
-        there is neither.
+        """Measure the next waiting version, or else a version without its suite scores; return
+        False if no version is left to measure.
         """
         # Look without a write transaction first, since every new version calls this.
         waits, unscored = await self._db.read(self._look)
@@ -130,7 +130,7 @@ class Evaluation(PlatformService):
             values = {"state": "failed", "message": str(error)[:2000], "at": self._clock.now()}
             await self._db.write(lambda conn: evaluations.JOBS.change(conn, row, **values))
             return
-        if measured is None:  # the server stops: another process may go on
+        if measured is None:  # the server stops: another process may measure the version
             await self._db.write(partial(evaluations.JOBS.release, job=row))
             return
         if await self._store(run, row, measured):
@@ -209,7 +209,7 @@ class Evaluation(PlatformService):
             number = 0 if evaluations.last_version(conn, run.id) is None else run.head
             if (run.id, number) in self._tried or (number and run.state != "completed"):
                 continue
-            self._tried.add((run.id, number))  # one try for each start of the server
+            self._tried.add((run.id, number))  # tried once after each start of the server
             has_files = not evaluations.evaluation(conn, run.id, number).pruned
             if has_files and due(conn, run, number):
                 return run, versions.get(conn, run.id, number)
@@ -255,7 +255,7 @@ class Evaluation(PlatformService):
                 blob = (sample_sha, len(measured.sample.data), "sample")
                 datasets.register(conn, [blob], now, self._blobs.serials)
             best = None if about.members_choose else evaluations.best(conn, run.id)
-            if about.matches_choose:  # matches set later best versions, 0 is the first
+            if about.matches_choose:  # matches choose the best later; until then it is 0
                 best = 0 if run.best is None else None
             if best is not None:
                 runs.set_values(conn, run.id, best=best)

@@ -30,8 +30,8 @@ class LeaseKeeper(PlatformService):
 
     @asynccontextmanager
     async def renewing(self, jobs: LeasedJobs[J], job: J) -> AsyncIterator[None]:
-        """Renew a job's lease within the block. If another process takes the job over, the changes
-        of this one fail.
+        """Renew a job's lease within the block. If another process takes the job over, later
+        changes of the job by this process fail.
         """
         renewal = asyncio.ensure_future(self._renew(jobs, job))
         try:

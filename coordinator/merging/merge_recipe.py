@@ -142,8 +142,8 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def noise(self) -> NoiseTerms | None:
-        """Return the terms of the noise in a run with `[privacy]`: members count alike, each as one
-        of `quorum` however many take part.
+        """Return the terms of the noise in a run with `[privacy]`: each member counts as one of
+        `quorum` members, however many take part.
         """
         privacy = self.about.file.privacy
         if not privacy.on:
@@ -229,8 +229,8 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     def _push(self, plan: Plan) -> Push:
         """Return the scalars of this merge's step, which is shorter for stale updates and if few
-        workers contributed. A step with `[privacy]` is never shortened, since that would shorten
-        the noise, and so show who took part.
+        workers contributed. A step with `[privacy]` is never shortened, since the size of its noise
+        would then show who took part.
         """
         if self.about.file.privacy.on:
             return Push()

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0  # interval of checking deadlines when nothing else wakes the merger
 IDLE_S = 5.0  # the same interval while no run is running
-FAILURES_MAX = 2  # failures after which each contribution is tried alone
+FAILURES_MAX = 2  # number of failures after which each contribution is tried alone
 # most that the loss of a gated merge may be, as a multiple of the last measured loss
 GATE_RATIO = 1.5
 NOISE_KEY_BYTES = 32
@@ -133,8 +133,8 @@ class Merger(PlatformService):
                 busy |= await self.merge_if_due(run.id)
             if any(definition(run).plan.shards > 1 for run in running):
                 busy |= await self.help()
-            # This process's own merge notified this watch too; look again at once only if more may
-            # be due.
+            # A merge of this process notifies this watch too. Do not wait if another merge may be
+            # due.
             await watch.wait(0 if busy else POLL_S if running else IDLE_S)
 
     async def help(self) -> bool:
@@ -184,7 +184,8 @@ class Merger(PlatformService):
         for topic in (f"run:{job.run.id}", "versions", "queue"):
             self._signals.notify(topic)
         if at_stake:
-            # not within the merge, whose transaction would lock these accounts after their ledger
+            # in a transaction of its own: accounts must be locked before their ledger rows, which
+            # the merge's transaction has locked
             free = partial(
                 settlement.free_proven_pay, volunteer_ids=at_stake, now=self._clock.now()
             )
@@ -422,7 +423,7 @@ class Merger(PlatformService):
             ours = merges.end(
                 conn, job.merge, "failed", now, failures=failures, message=message[:2000]
             )
-            if not ours:  # the process that took over finds the culprit itself
+            if not ours:  # the process that took the merge over finds the culprits
                 return NO_FILES
             for row, cause in culprits:
                 kind: FailureKind | None = "failure"

@@ -27,7 +27,9 @@ SHARE = 0.2  # share of a version's weight above which a rollback is proposed
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """Proposed rollback: to the version before the first spoilt one."""
+    """Proposed rollback, to the version before the first version with too large a share of
+    discredited work.
+    """
 
     run: str
     version: int  # first version that is spoilt

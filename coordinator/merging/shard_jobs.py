@@ -3,9 +3,9 @@
     leader    begin ── take, make, finish ──┬── all done: assemble ──> the merger commits
     others            take, make, finish ───┘
 
-A part is leased like the merge itself. The result of a job is a file in the blob store
-whose hashed bytes include the part's attempt, so that two processes that made the same part, one of
-them too late, never share a file.
+A part is leased like the merge itself. The result of a job is a file in the blob store whose hashed
+bytes include the part's attempt, so that two processes that make the same part write different
+files.
 """
 
 from __future__ import annotations

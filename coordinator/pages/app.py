@@ -36,7 +36,7 @@ ROBOTS = (
     b"User-agent: *\nDisallow: /api/\nDisallow: /v1/\nDisallow: /runs/*/events\n"
     b"Disallow: /*.safetensors$\n"
 )
-VIEWERS_SHARE = 4  # viewers' event streams take at most one in so many of all connections
+VIEWERS_SHARE = 4  # one in so many of all connections may be a viewer's event stream
 DOWNLOADS_MAX, DOWNLOADS_PER_ADDRESS = (
     8,
     2,
@@ -169,7 +169,7 @@ class _PageHandler:
         except Exception:
             log.exception("page failed", path=self._path)
             document = self._site.views.error(Internal())
-        if not scope.get("status"):  # a stream that had begun just ends
+        if not scope.get("status"):  # if a stream has begun, it ends without a page
             await reply(scope, send, document)
 
 

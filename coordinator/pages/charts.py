@@ -14,7 +14,7 @@ import msgspec
 WIDTH, HEIGHT = 1000.0, 300.0
 POINTS_MAX = 240
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # round intervals, times a power of ten
-TICKS = 4  # intervals of the vertical scale, about
+TICKS = 4  # approximate number of intervals of the vertical scale
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -102,8 +102,8 @@ def line(points: Sequence[Point], most: float = math.inf) -> Line | None:
 
 
 def _ticks(low: float, high: float, most: float) -> list[float]:
-    """Return round values, evenly spread, from `low` or below to `high` or above: if both are
-    equal, no value is above `most`, and none below zero unless `low` is.
+    """Return round, evenly spaced values that cover `low` to `high`. If both are equal, no value is
+    above `most`, and none is below zero unless `low` is.
     """
     if high - low < 1e-9 * max(1.0, abs(high)):
         least = 0.0 if low >= 0 else -math.inf

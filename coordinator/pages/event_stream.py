@@ -1,7 +1,7 @@
 """Event streams of a run: server-sent events from one read a second, shared by all viewers.
 
-A viewer costs two tasks, which sleep while nothing changes. There is no queue: a viewer that is
-behind gets only the newest state. A viewer that stalls is dropped, every stream ends after a while,
+A viewer costs two tasks, which sleep while nothing changes. There is no queue of states: a slow
+viewer gets only the newest state. A viewer that stalls is dropped, every stream ends after a while,
 and all end when the server stops. The page opens a new stream whenever its stream ends.
 """
 
@@ -68,7 +68,7 @@ class Channel:
     async def _poll(self) -> None:
         while True:
             now = self._clock.monotonic()
-            with contextlib.suppress(Exception):  # the database may be away for a moment
+            with contextlib.suppress(Exception):  # the database may be unreachable for a moment
                 self._put(await self._state(), now)
             for viewer in self.viewers:
                 since = viewer.blocked_since

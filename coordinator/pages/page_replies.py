@@ -39,7 +39,7 @@ class FinishedPage(msgspec.Struct, frozen=True, kw_only=True):
     zipped: bytes  # b"" where gzip saves nothing
     tag: bytes
     status: int = 200
-    keep: str = "no-cache"  # browsers ask again each time, by the tag
+    keep: str = "no-cache"  # browsers check with the tag at each use
     varies: str = "accept-encoding"  # request headers that the document depends on
     anywhere: bool = False  # True if scripts of other sites may read it
 
@@ -123,7 +123,7 @@ async def reply(scope: Scope, send: Send, document: FinishedPage) -> None:
     status, body = document.status, document.body
     zipped = document.zipped and b"gzip" in raw_header(scope, b"accept-encoding")
     if status == 200:
-        # The tag is weak, one for both with and without gzip, since it stands for the content.
+        # The tag is weak, since the document has the same tag with and without gzip.
         headers.append((b"etag", b"W/" + document.tag))
         if document.tag in raw_header(scope, b"if-none-match"):
             status, body, zipped = 304, b"", b""

@@ -114,7 +114,7 @@ def board(text: str) -> PlayedGame | None:
     if len(lines) < 5:
         return None
     names = [name for turn in _TURN.findall(lines[0]) for name in turn[1:] if name]
-    size = lines[-1].count(" ") - 2  # number of columns below the drawing
+    size = lines[-1].count(" ") - 2  # number of the board's columns, by their letters
     if not names or not 3 <= size <= SIZE_MAX or lines[-1].split() != list(COLUMNS[:size]):
         return None
     stones = []

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shared.protocol.versions import VersionInfo
 
 FRESH_S = 1.0
-SHARED_S = 60.0  # age of a picture for shares
+SHARED_S = 60.0  # age up to which the picture for shared links is reused
 PAGES_MAX = 256  # finished pages in memory
 VERSIONS = 10  # newest versions that a run's page lists
 LEADERS = 10
@@ -233,8 +233,8 @@ class Views:
         return await self._cached(f"leaderboard {window} {name}", make)
 
     async def _ranked(self, run: str) -> str:
-        """Return the run to rank: the named run; without a name "" (all runs), or the first shown
-        run if any run is hidden. Raises NotFound if no run is shown.
+        """Return the name of the run to rank. Without a `run`: "" (all runs together), or if some
+        run is hidden, the first shown run. Raises NotFound if no run is shown.
         """
         if run:
             return (await self._public.find(run)).name

@@ -1,4 +1,4 @@
-"""Weights of the contributions to a merge: the work of each, less the later it is.
+"""Weights of the contributions to a merge: the work of each, reduced by its staleness.
 
 weigh(plan, terms, live_workers)             the weight of each contribution
 staleness_weight(plan, gap)                  the factor of one that is `gap` versions late

@@ -88,7 +88,7 @@ def ready(plan: Plan, pending: Pending) -> Ready:
     if lacks > 0:
         members = 0 if pending.members is None else lacks
         return Ready(now=False, needs=max(needs, lacks), members=members, deadline_in_s=None)
-    # A deadline shorter than a round would leave out machines that are merely out of step.
+    # A deadline shorter than a round would leave out machines that only began later.
     patience_s = max(plan.deadline_seconds, ROUND * pending.round_s)
     left_s = max(0.0, patience_s - pending.waited_s) if plan.deadline_seconds else None
     enough_work = 0 < plan.work_target <= pending.work

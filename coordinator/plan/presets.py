@@ -5,8 +5,8 @@ They are plain data, checked like a run file.
 
 from __future__ import annotations
 
-# Share of the live workers in a merge. With half or less, two halves of the workers could alternate
-# for ever, each a part of a round behind the other.
+# Share of the live workers in a merge. With half or less, two halves of the workers could
+# alternate, each half merging without the other's work.
 MORE_THAN_HALF = 0.6
 
 _AVERAGING: dict[str, object] = {"update": "delta", "optimizer": "sgd", "lr": 1.0}
@@ -55,8 +55,9 @@ PRESETS: dict[str, dict[str, object]] = {
     | _EVERY_ARRIVAL
     | {"lr": 0.6, "table": "polynomial", "max_staleness": 50},
     # Merges of three synchronise workers, since a late worker waits once. In merges of one, equal
-    # machines stay a round apart for ever; in merges of two, four machines may stay two pairs.
-    # There is no damping, since versions from a slow machine's short tasks make no work outdated.
+    # machines never begin at the same version; in merges of two, four machines may stay two
+    # separate pairs. There is no damping, since versions from a slow machine's short tasks make no
+    # work outdated.
     "async-diloco": _OUTER_MOMENTUM
     | {
         "optimizer": "delayed-nesterov",

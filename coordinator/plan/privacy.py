@@ -2,7 +2,7 @@
 
 Each merge adds Gaussian noise to a sum in which no member counts for more than `clip` (McMahan et
 al. 2018, "Learning Differentially Private Recurrent Language Models", with a fixed divisor). A
-member may take part in every merge, so no merge is cheaper by sampling: n merges are one Gaussian
+member may take part in every merge, so sampling makes no merge cheaper: n merges are one Gaussian
 mechanism whose noise is divided by the root of n (Dong et al. 2022). The library dp-accounting
 computes the exact epsilon of that mechanism (Balle and Wang 2018).
 """

@@ -14,8 +14,9 @@ from shared.workloads.base import TrainSettings
 # up to 0.9 the updates kept their direction; at 1.4 they turned back, and the run lowered its rate.
 LR_STEADY, LR_UNSTEADY = 0.9, 1.4
 MOMENTUM_MIN = 0.5
-# Steps of a learner's task, whose optimiser is fresh: with 40 a player of 6 x 6 lost to the first
-# version (0.2 to 0.4 of the points, three seeds), with 100 it won (0.80 to 0.95).
+# Least steps of a learner's task, which begins with a new optimiser. On a 6 x 6 board, tasks of 40
+# steps made a player that lost to version 0 (0.2 to 0.4 of the points, three seeds); tasks of 100
+# steps made one that won (0.80 to 0.95).
 GAME_STEPS = 100
 FEW_LEARNT = 0.05  # share of learnt tokens below which an organiser is told
 MUCH_PADDING = 0.1  # share of empty places in windows from which an organiser is told

@@ -4,7 +4,7 @@ Pure rules.
     auditor  the first volunteer that asks for work: on a processor, and as far as can be told
              another person (account, invite, network)
     agrees   the sums match the submitted update except for rounding: the draw passes, but the
-             organiser still recomputes a share of them
+             organiser still recomputes a share of such audits
     differs  proves nothing: the organiser's recompute judges both accounts
 
 Only tasks done on a processor are audited: for others the organiser could not compare an answer

@@ -108,7 +108,7 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
     # run and home -> the pass and cursor, if they changed
     moved: dict[tuple[int, str], tuple[int, int]]
     refusals: dict[int, Refusal]
-    more: bool  # a task was split, and its rest may suit a refused waiter
+    more: bool  # a task was split, and its second part may suit a refused waiter
     open: int  # number of tasks, and of samples without a task, that stay for later claims
     # ids of the tasks that stay, and minus the id of each run with samples that stay
     remaining: frozenset[int]
@@ -319,7 +319,7 @@ class _Batch:
             stop = split_at(run, task.start, task.stop, flops)
             if stop < task.stop:
                 share.open += 1
-                self._more = True  # the rest of a split task gets its number when it is stored
+                self._more = True  # the second part of the task gets its number when it is stored
             return _assign(share.run, index, waiter, task, stop)
         return None
 
@@ -463,8 +463,8 @@ class FairShares:
     first.
 
     Leases in flight alone are not fair: of a few machines the fastest would stay with one run,
-    because slow ones hold the other runs' leases for long. The figures are in memory: a restart
-    begins anew, and each of several replicas is fair by itself.
+    because slow ones hold the other runs' leases for long. The figures are kept in memory: after a
+    restart they begin at 0, and each replica counts only its own leases.
     """
 
     def __init__(self) -> None:

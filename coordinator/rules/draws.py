@@ -2,7 +2,7 @@
 
     passed    the recompute agrees: all pay accepted before it is freed, except for a bond
     failed    it differs on comparable arithmetic: the account is suspended
-    unproven  nothing shows that the work was done: the stake is forfeited
+    unproven  nothing shows that the work was done: its pay stays at stake, like all older pay
 
 A draw is a keyed hash of the contribution with a secret of the server: no client can predict it,
 and a restarted coordinator draws the same. The probability of a draw is proportional to the
@@ -30,8 +30,8 @@ CERTAIN = 3  # first contributions of an account, which are drawn whatever their
 KIND_CHARS_MAX = 16  # longest name of a class of devices
 HERE = "cpu"  # class of the device on which a server makes its recomputes
 RECOMPUTE_FLOPS_MAX = 5e13  # operations of the largest task that a server recomputes
-CORE_FLOPS = 1e10  # operations that set a recompute back by a second in the queue
-SHARED_S = 86_400.0  # finished recomputes count this long in the order and the speed of the queue
+CORE_FLOPS = 1e10  # operations that move a recompute back by a second in the queue
+SHARED_S = 86_400.0  # for so long a finished recompute counts for the queue's order and speed
 OVERTAKES_FROM = 4.0  # a recompute may overtake another that is this many times larger
 POSTPONED_S = 600.0  # wait before the server tries a failed recompute again
 HOLD_S = 600.0  # lease of a checker on a recompute; a checker can renew it
@@ -63,8 +63,8 @@ def chance(draws: int, price: int, mean: float, floor: float) -> float:
 
 
 def bond(draws: int, mean: float) -> int:
-    """Return the pay that stays at stake when a draw passes: the possible gain from faking until
-    the next draw.
+    """Return the pay that stays at stake when a draw passes, so that faking does not pay until the
+    next draw.
 
     A faker gains the price with probability 1 - h and loses the stake with the draw's probability
     h. Faking never pays at a stake of price / h, not even right after a draw.

@@ -32,7 +32,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     vouched: bool = True  # False: its speed is believed only within bounds
     step_s: Mapping[int, float] = {}  # recent seconds a step of each run on its device
     rests: Mapping[int, float] = {}  # seconds for which it gets no task of a run that it failed
-    audits: bool = False  # True if its program can do audits
+    audits: bool = False  # True: the worker's program can do audits
     auditor: Auditor | None = None  # set for an account that may do audits
 
 

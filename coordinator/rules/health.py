@@ -1,7 +1,7 @@
 """Health of a coordinator: its present troubles, worst first, most with a remedy.
 
-Troubles are the alerts that stand, as a server found them within half a minute, and what the
-overview itself shows at this moment.
+Troubles come from the standing alerts, which a server checked within the last half minute, and from
+the overview of this moment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shared.units import HOUR_S
 BEAT_S = 5.0  # interval of the beats of a serving process
 SILENT_S = 4 * BEAT_S  # a server without a beat for longer is silent
 VERDICTS_MAX = 200  # waiting contributions above which the verdicts count as late
-STOPPED_S = HOUR_S  # a server silent for this long has probably stopped for good
+STOPPED_S = HOUR_S  # a server silent for this long has probably been stopped
 CLOCK_S = 60.0  # harmless difference of clocks
 _ORDER: dict[Level, int] = {"bad": 0, "watch": 1, "good": 2}
 
@@ -74,13 +74,13 @@ def judge(
     and the standing alerts.
     """
     if not any(alive(replica, overview.at) for replica in overview.replicas):
-        standing = ()  # no server checks any more
+        standing = ()  # without a server, no check keeps the alerts up to date
     alerts = [_trouble_of(alert) for alert in standing if alert.kind not in OF_RUNS]
     troubles = [*_servers(overview), *_database(overview), *_work(overview)]
     troubles += [alert for alert in alerts if alert.level == "bad"]
     if any(alive(replica, overview.at) for replica in overview.replicas):
         troubles += [trouble for run in overview.runs for trouble in _run(run)]
-    troubles += [alert for alert in alerts if alert.level != "bad"]  # stop nothing yet
+    troubles += [alert for alert in alerts if alert.level != "bad"]  # these stop no work yet
     troubles.sort(key=lambda trouble: _ORDER[trouble.level])
     if not troubles:
         return Trouble(level="good", subject="", text=_well(overview)), ()

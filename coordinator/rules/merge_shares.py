@@ -27,7 +27,7 @@ GROUPS_MIN = 4  # if there are fewer groups, the largest has a third or more
 PROBATION_MAX = 0.2
 ROUNDS = 1_000  # most rounds of `_capped`; two conflicting limits take over a hundred
 ROUNDING = 1e-12
-VANISHED = 1e-9  # limits that leave less weight than this contradict each other
+VANISHED = 1e-9  # if limits leave less weight than this, they contradict each other
 
 
 class Voice(msgspec.Struct, frozen=True, kw_only=True):

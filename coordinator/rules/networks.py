@@ -10,7 +10,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 KEYS_KEPT = 4096  # keys of addresses that are cached
-UNKNOWN = ""  # loopback, private, or no address: does not distinguish people
+UNKNOWN = ""  # network of a loopback, private or missing address, which does not distinguish people
 
 
 @lru_cache(maxsize=KEYS_KEPT)

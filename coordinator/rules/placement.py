@@ -72,8 +72,8 @@ class Placement:
             self._free_s[place] += task_s(run, price, speed(run, waiter))
 
     def _end_s(self, run: Run, task: Todo, peer: Waiter) -> float:
-        """Return the seconds until a worker would have done a task; 0 if it cannot, or its speed is
-        unknown.
+        """Return the seconds until a worker would have done a task; 0 if it cannot do the task, or
+        its speed is unknown.
         """
         fits = may_work_for(run, peer) and takes_kind(peer, task.beside) and not misfit(run, peer)
         if not fits or peer.worker_id in task.failed_by:

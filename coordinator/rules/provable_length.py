@@ -1,5 +1,5 @@
-"""Provable length of a task, by its drift: how far its result moves when its base is changed
-slightly, by the steps done. Pure rules.
+"""Provable length of a task: the steps up to which its drift is small. The drift is how far the
+task's result moves when its base is changed slightly. Pure rules.
 
 Tasks are as long as they can be proved: a recompute of a task whose drift exceeds `DRIFT_SOUGHT`
 hardly tells left-out work from honest work on other arithmetic, and above
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 DRIFT_SOUGHT = 0.05  # largest drift of a task that is handed out
-EXTRAPOLATED = 8  # most times as many steps as were measured
+EXTRAPOLATED = 8  # a task has at most this many times the measured steps
 AGAIN = 2  # a run is measured again once its version number has grown by this factor
 FIRST = 8  # version of the first measurement after the start
 

@@ -10,10 +10,11 @@ A bound limits the length of the difference of two raw updates, divided by the l
 server's update: poison of a tenth of the update is 0.1 in any direction, noise is 1 or more at any
 scale. Buffers have the same bound, relative to how far the task moved them.
 
-Encoded updates are compared, and the raw difference is computed from theirs. Both sides round by
-the same random numbers, so equal numbers give equal codes, and a small difference d of two numbers
-changes the code with probability d / scale. With the codec's error q and the raw difference d, both
-relative to the update, the encoded updates differ by about sqrt(d^2 + ROUNDING q d).
+The updates are compared in their encoded form, and the raw difference is computed from the encoded
+one. Both sides round by the same random numbers, so equal numbers give equal codes, and a small
+difference d of two numbers changes the code with probability d / scale. The encoded updates differ
+by about sqrt(d^2 + ROUNDING q d), with the codec's error q and the raw difference d, both relative
+to the update.
 
 Some tasks drift: rounding decides whether a unit near its threshold is on or off. An update that
 misses its bound is compared with the task's own drift, by a second recompute from a slightly
@@ -33,7 +34,7 @@ LOOSE = 0.2
 NUDGES = {"float32": 1e-4, "bfloat16": 1e-2}  # relative change of each number of a base
 DRIFT_TIMES = 2.0
 DRIFT_MAX = 0.2  # largest drift of a task at which a recompute proves anything
-ROUNDING = math.sqrt(6)  # an upper bound, by the inequality of Cauchy and Schwarz
+ROUNDING = math.sqrt(6)  # upper bound of this factor, by the inequality of Cauchy and Schwarz
 DRAWN_SHARE = 0.1  # least probability of a draw of an answer, for an account that often agreed
 # Wrong tokens prove another model if they are at least WRONG_MIN, and more than WRONG_SHARE of an
 # answer.

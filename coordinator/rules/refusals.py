@@ -4,8 +4,9 @@
     another result     the account is suspended, as after a draw that failed
     proves nothing     nobody is blamed
 
-The same bytes for two tasks are no fault of a run, so that a copier pauses no run. If the recompute
-agrees, the account did its task, and another may have copied the bytes: nobody is blamed.
+A refusal because the same bytes came for two tasks never counts against a run, so an account that
+copies updates cannot pause it. If the recompute agrees with such an update, its account did the
+task, and another account may have copied the bytes: nobody is blamed.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class TaskSettings(Settings):
 
 
 class DataSettings(Settings):
-    """`[data]`: place of the samples, and the weight of members that keep them."""
+    """`[data]`: place of the samples, and the weight of the members that keep them."""
 
     # "members": each machine trains on data of its own, which never leaves it; `dataset` is an
     # example of it.
@@ -129,7 +129,7 @@ class EvaluationSettings(Settings):
 
 
 class TrustSettings(Settings):
-    """`[trust]`: least recomputed share of contributions; on open servers at least 0.03."""
+    """`[trust]`: least share of contributions that is recomputed; on open servers at least 0.03."""
 
     recompute: Share = 0.0
 

@@ -1,7 +1,7 @@
 """Standing of an account: on probation, vetted, suspended. Pure rules.
 
     probation   until `PROOFS_MIN` draws of different tasks passed; invited accounts begin vetted
-    vetted      counts fully in statistics and in a merge
+    vetted      its contributions count fully in statistics and in a merge
     suspended   a draw failed: no leases, the stake is forfeited
 
 An account that fakes half of its work is vetted with a probability of 2 ** -10, below one in a

@@ -19,7 +19,7 @@ from shared.text import counted, duration, printable, size
 from shared.units import DAY_S, HOUR_S, MINUTE_S
 
 REPEATED = 3  # failures, or refusals, in a row that show a fault of the run
-RECENT_S = HOUR_S  # failures, refusals and harvests that are older show nothing about now
+RECENT_S = HOUR_S  # older failures, refusals and harvests do not count
 MERGE_S = MINUTE_S  # longest time that a merge may be due
 PROOF_S = 20.0  # an update that waits for its proof for less is no standstill
 BARREN_MIN = 64  # least episodes that show whether learners can use any
@@ -114,14 +114,14 @@ class RunFacts(Facts, frozen=True, kw_only=True):
     episodes: EpisodeFacts = EpisodeFacts()
     merge: MergeFacts = MergeFacts()
     made_at: float | None = None  # time of the newest version
-    watched_since: float = 0.0  # since when the run runs, and a process serves it
+    watched_since: float = 0.0  # time from which on the run was running and a process served it
     usual_s: float = 0.0  # usual time from version to version
     stalled_s: float = 0.0  # setting `alert_stalled_s`
 
 
 class Handling(msgspec.Struct, frozen=True, kw_only=True):
-    """Level of a cause, and the seconds after which its alert is sent; None for a cause that other
-    alerts tell, or no alert.
+    """Level of a cause, and the seconds after which its alert is sent; None if no alert is sent, or
+    an alert of another kind reports the cause.
     """
 
     level: Level

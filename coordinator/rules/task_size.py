@@ -38,7 +38,7 @@ GAME_BYTES_MAX = 1 << 18  # largest size of one compressed game
 
 
 LEAST_PART = 0.2  # least share to which a task is cut so that it ends with the running round
-LIKE = 0.8  # a returned task is in step with others from this share of a new task's steps on
+LIKE = 0.8  # a returned task with at least this share of a new task's steps ends with the others
 
 # least expected time, as a share of the time that a worker's own benchmark predicts
 BENCHMARK_LEAST = 0.25
@@ -284,9 +284,9 @@ def sized_steps(plan: Plan, parameters: int, pace: RunPace | None) -> int:
 
 
 def steps_that_learn(parameters: int) -> int:
-    """Return the most steps of a task that the server sizes: large models bear more than small
-    ones. Measured up to a million parameters; beyond that published runs are the evidence
-    (docs/decisions/0036-fresh-optimisers.md).
+    """Return the most steps of a task that the server sizes: a large model still learns well with
+    more local steps than a small one. Measured up to a million parameters; for larger models the
+    evidence is published runs (docs/decisions/0036-fresh-optimisers.md).
     """
     times = math.sqrt(max(1.0, parameters / PARAMETERS_SMALL))
     return min(STEPS_LARGE, round(STEPS_SMALL * times))

@@ -32,14 +32,14 @@ P = TypeVar("P", bound=tuple[Any, ...])
 MAD_TO_SIGMA = 1.4826
 # An Adam step moves an element by about lr; more than this many lr a step is not honest work.
 ADAM_REACH = 4.0
-# number of volunteers, the newest, whose norms count; with fewer than COHORT_MIN no update is
-# refused by comparison
+# most volunteers whose norms count, those of the newest updates; with fewer than COHORT_MIN
+# volunteers no update is refused by comparison
 COHORT, COHORT_MIN = 32, 8
 VOICE_OF = 8  # most norms of a volunteer, its newest, from which its median is taken
 # A random walk of Adam's steps has the norm lr sqrt(steps parameters). A hundredth of that means
 # that only one of ten thousand parameters was trained.
 ADAM_LEAST = 0.01
-COHORT_LEAST = 0.02  # share of the cohort's median that every honest update reaches
+COHORT_LEAST = 0.02  # an honest update has at least this share of the cohort's median norm
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shared.workloads.data.image_dataset import ImageBuild
     from shared.workloads.data.text_dataset import TextBuild
 
-STOPPED_S = 0.5  # interval at which a waiting thread looks whether its build was stopped
+STOPPED_S = 0.5  # interval at which a waiting thread checks whether its build was stopped
 ANNOUNCED_S = 600.0  # interval of announcing the chunks of a long build again
 Build = Callable[[Callable[[bytes], str]], DatasetManifest]
 # Receives the progress of a build for the waiting command.
@@ -73,8 +73,8 @@ class _ThreadPut:
     def put(self, data: bytes) -> str:
         """Store a chunk and return its SHA-256. Raises CancelledError once the build is stopped."""
         future: Future[str] = Future()
-        # The loop makes the coroutine, since a coroutine that never ran would warn at the process's
-        # end.
+        # The event loop creates the coroutine: one created here that the loop never runs would
+        # cause a warning.
         self._loop.call_soon_threadsafe(self._begin, data, future)
         while not self.stopped.is_set():
             with contextlib.suppress(TimeoutError):
@@ -177,7 +177,7 @@ class Datasets(PlatformService):
         """Add a dataset that a workload builds. Raises BadRequest, and the errors of `_named`."""
         try:
             workload_class = load(workload)
-        except NotFound as error:  # the command named it
+        except NotFound as error:  # the organiser named the unknown workload
             raise BadRequest(error.message) from error
 
         def build(
@@ -236,7 +236,7 @@ class Datasets(PlatformService):
         return await self._db.read(read)
 
     async def is_stored(self, sha256: str) -> bool:
-        """Return True if the store has to hold this blob: it is registered."""
+        """Return True if this blob is registered, so that the store must have it."""
         return bool(await self._db.read(lambda conn: datasets.blob_sizes(conn, [sha256])))
 
 

@@ -44,7 +44,8 @@ CHAIN_BYTES_MIN = 1 << 18  # a smaller model is sent whole by default, not as a 
 OPEN_RULE: Mapping[str, object] = {"aggregate": "centred-clip", "aggregate_from": 5}
 # A smaller quorum with two fifths hostile has hostile majorities too often.
 OPEN_QUORUM: Mapping[str, object] = {"quorum": 5, "quorum_share": 0.75}
-# Updates above 1.5 times the cohort's median are scaled down; the limit of refusal is unchanged.
+# Updates with a norm above 1.5 times the cohort's median are scaled down; refusal begins at the
+# same norm as by default.
 OPEN_TABLES: Mapping[str, Mapping[str, object]] = {
     "validation": {"norm_room": 0.5, "clip_until": 2.0},
     "evaluation": {"gate": True},
@@ -87,8 +88,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def at_members(self) -> bool:
-        """Return True if the members of the run keep its data: nobody else can do their tasks
-        again, so that none is drawn, audited or recomputed.
+        """Return True if the members of the run keep its data: nobody else has the data to repeat
+        their tasks, so no task is drawn, audited or recomputed.
         """
         return self.file.data.at == "members"
 
@@ -99,8 +100,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def members_choose(self) -> bool:
-        """Return True if the losses that members measure choose the best version. Nobody adds noise
-        to them, so that a private run is measured on its example alone.
+        """Return True if the losses that members measure choose the best version. These losses get
+        no noise, so a run with `[privacy]` is measured only on the organiser's example.
         """
         return self.at_members and not self.file.privacy.on
 

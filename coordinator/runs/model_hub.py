@@ -59,7 +59,7 @@ class HubRepository:
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        # a mirror may repeat the request's content, such as a token
+        # an error may quote the request, and with it the token
         def without_token(error: Exception) -> str:
             return why(error).replace(self._token, "***")
 

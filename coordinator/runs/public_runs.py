@@ -1,7 +1,7 @@
 """Public runs, and their part of the public page.
 
 A run file sets `[page] visible`; by default a run is shown unless its server admits people by
-invitation only. A hidden run gets the same answer as one that does not exist.
+invitation only. The pages answer for a hidden run as for a run that does not exist.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shared.protocol.heartbeat import Announcement
 
 FRESH_S = 1.0
-# Sums over all history are read again after this many times the duration of their last read.
+# Wait before a run's whole history is summed again, as a multiple of the duration of the last time.
 HISTORY_REST = 500.0
 # Points of a curve: at least CURVE if there are enough versions, and at most twice as many.
 CURVE = 120

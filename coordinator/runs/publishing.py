@@ -181,7 +181,8 @@ def ways(
         if whole is not None and spent + whole.blob.size < limit:
             snapshots.append(whole)
             limit = spent + whole.blob.size
-        step = links.pop(at, None)  # removed, since weights may return to earlier values
+        # removed, so that the walk ends even if weights return to earlier values
+        step = links.pop(at, None)
         if step is None or spent + step.blob.size >= limit:
             return Downlink(links=tuple(steps), snapshots=tuple(snapshots))
         steps.append(step)

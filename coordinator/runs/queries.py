@@ -406,7 +406,7 @@ class RunQueries:
 
     async def machine_time(self, name: str) -> MachineTime | None:
         """Return the shares of the time of a run's machines by use; None if the machines were
-        hardly there. Raises NotFound.
+        present for too short a time. Raises NotFound.
         """
 
         def read(conn: Connection) -> MachineTime | None:
@@ -576,8 +576,8 @@ def _progress(run: RunRow, about: Definition) -> float | None:
 def ends_at(
     started_at: float | None, idle_s: float, progress: float | None, now: float
 ) -> float | None:
-    """Return when a run ends at its pace since the start, without its pauses; None while too little
-    is done to say.
+    """Return when a run ends if it keeps its pace since the start (pauses left out); None while
+    less than PROGRESS_MIN is done.
     """
     if started_at is None or progress is None or not PROGRESS_MIN <= progress < 1:
         return None

@@ -124,8 +124,8 @@ _START_ADVICE = {  # command for a run that is no draft, when somebody starts it
 
 
 def _unfit(file: RunFile, kinds: Sequence[str], kind: str) -> str:
-    """Return why a dataset of type `kind` does not fit the workload of a run file, and the command
-    that makes a fitting dataset.
+    """Return a sentence: why a dataset of type `kind` does not fit the workload of a run file, and
+    the command that makes a fitting dataset.
     """
     if not kinds:
         return f'{file.workload} makes its own data: leave out the line dataset = "{file.dataset}"'

@@ -108,7 +108,8 @@ def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
 
 def free_proven_pay(conn: Connection, volunteer_ids: Collection[str], now: float) -> None:
     """Free the pay that a merge has just put at stake although passed draws prove the work that it
-    pays for. The bond is kept back from that pay, since pay for later work cannot replace it.
+    pays for. The bond is kept back from that pay, since pay for work after the newest passed draw
+    does not count as bond.
     """
     for volunteer_id in sorted(volunteer_ids):
         account = accounts.locked(conn, volunteer_id)

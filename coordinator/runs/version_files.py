@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from coordinator.database.datasets import DatasetRow
     from coordinator.database.runs import RunRow
 
-MANIFEST_LIFE_S = 7 * DAY_S  # a volunteer notices a frozen head after a week
+MANIFEST_LIFE_S = 7 * DAY_S  # volunteers warn of an older signature, and then refuse it
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +142,8 @@ def signed(key: SigningKey, manifest: VersionManifest) -> SignedManifest:
 def renewed(key: SigningKey, old: SignedManifest, now: float) -> SignedManifest:
     """Renew the signature of a version's manifest whose content is still valid.
 
-    A paused or slow run keeps an old head; only a manifest that somebody replays must expire.
+    The head of a paused or slow run may be old and still valid; only an old manifest that somebody
+    else sends again must expire.
     """
     manifest = decode(old.payload, VersionManifest)
     return signed(key, msgspec.structs.replace(manifest, expires_at=now + MANIFEST_LIFE_S))

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 BATCH_MAX = 256  # claims in one transaction
-SPREAD = 0.5  # share of its wait by which a claim may end early
+SPREAD = 0.5  # a claim may end early by up to this share of its wait
 # tasks read besides two for each waiter, since waiters may have failed some of them before
 TODO_SPARE = 32
 ABLE_S = 30.0  # time for which a worker's workloads, devices and speed are cached
@@ -70,7 +70,7 @@ CLAIM_ID = re.compile(r"[!-~]{1,64}")
 DEVICE = re.compile(r"[a-z0-9][a-z0-9:_.-]{0,31}")
 NAMES_MAX = 64
 FLOPS_MAX = 1e24
-SUSPENDED_S = 30.0  # a suspended worker asks again after this time, and learns if it was lifted
+SUSPENDED_S = 30.0  # interval at which a suspended worker asks again
 RETRY_S = {
     Reason.NO_RUN: 5.0,
     Reason.NO_FIT: 30.0,
@@ -194,7 +194,7 @@ class Claims:
         now = self._clock.now()
         since = self._signals.moment
         self._line.begin_look()
-        if await self._runs.wait(0):  # one may have been extended
+        if await self._runs.wait(0):  # a run may have been extended
             self._specs.clear()
         speaks = {waiter.claim_id: waiter for waiter in asking}  # a claim sent twice counts as one
         waiters = list(speaks.values())
@@ -508,7 +508,9 @@ def _states(
 
 
 def _explained(refusal: Refusal, waiter: Waiter, states: Mapping[str, StateLine]) -> Refusal:
-    """Return the reason for no lease, more exactly if the chosen runs, or all, do not go on."""
+    """Return the refusal with a more exact reason if the runs that the owner chose, or all runs, do
+    not go on.
+    """
     if refusal.reason != Reason.NO_RUN:
         return refusal
     for name, line in states.items():

@@ -1,7 +1,7 @@
 """Replies to heartbeats: orders about tasks, the state of the runs, unseen verdicts.
 
-Renewals are gathered in memory, and the state of the runs is cached for a second. Heartbeats that
-arrive together ask once which of their workers have verdicts that are unseen or recent.
+Renewals are gathered in memory, and the state of the runs is cached for a second. One query finds,
+for all heartbeats that arrive together, the workers with unseen or recent verdicts.
 """
 
 from __future__ import annotations

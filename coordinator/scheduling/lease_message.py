@@ -58,7 +58,7 @@ UPDATES: Mapping[str, UpdateKind] = {
     "selfplay": "experience",
     "evaluate": "evaluation",
     "learn": "delta",
-}  # the plan decides the kind for "train"
+}  # a "train" task is not listed, since the run's plan decides the kind of its update
 
 
 DATA = "data"  # option of a task outside the pass: the manifest of its data

@@ -157,17 +157,18 @@ class TaskLeases:
     async def release(self, principal: Principal, task_id: int, request: ReleaseRequest) -> None:
         """Release a lease: nothing is counted, unless the task itself failed.
 
-        Failures count against the task once for each volunteer. The machine gets no work of that
-        run for a while, longer each time. Releasing twice has the effect of once.
+        Failures count against the task once for each volunteer. From the fourth recent failure in a
+        run on, the machine gets no work of that run for a while, longer each time. A repeated
+        release changes nothing.
         """
         now = self._clock.now()
 
         def give_back(conn: Connection) -> int:
-            """Return the run of a task that failed, 0 for any other."""
+            """Return the run of the task if the task failed, else 0."""
             row = tasks.holder(conn, task_id)
             is_holder = (row.worker_id, row.attempt) == (principal.worker_id, request.attempt)
             if is_holder and (row.state in ("todo", "discarded") and not row.returned):
-                return 0  # the task was given back before; the reply was lost
+                return 0  # an earlier request gave the task back, and its reply was lost
             tasks.may_submit(row, principal.worker_id, request.attempt)
             if row.state == "doing" and row.renew_by is None:
                 return 0  # the result is submitted: the verdict decides

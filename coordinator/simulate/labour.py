@@ -29,7 +29,7 @@ class SimulatedUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Labour(Protocol):
-    """One machine's work on tasks."""
+    """Makes the results of one machine's tasks."""
 
     def do(self, task: int, job: Job, weights: Path, codec_name: str) -> SimulatedUpdate:
         """Return the update of a task whose base lies in `weights`."""

@@ -69,8 +69,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class LoopClock:
-    """Clock of a virtual loop. `sleep` takes at least `tick_s`, or else the chores that a server
-    does each second would be most of a long simulation; `nap` takes exactly its seconds.
+    """Clock of a virtual loop. `sleep` takes at least `tick_s`, since the periodic jobs that a
+    server runs each second would otherwise take most of the time of a long simulation; `nap` takes
+    exactly its seconds.
     """
 
     def __init__(self, tick_s: float = 0.0) -> None:

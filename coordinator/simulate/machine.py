@@ -83,7 +83,8 @@ class SimulatedMachine:
         self._cached: set[str] = set()
         self._uploads: set[asyncio.Task[Verdict | None]] = set()
         self._swapping: asyncio.Task[None] | None = None
-        self._newest: list[tuple[float, int]] = []  # when it fetched which version, while it plays
+        # time and number of each version fetched during the present task of games
+        self._newest: list[tuple[float, int]] = []
 
     # --- time ---
 
@@ -253,7 +254,7 @@ class SimulatedMachine:
         sending = asyncio.create_task(self._hand_in(lease, start, result))
         self._uploads.add(sending)
         sending.add_done_callback(self._uploads.discard)
-        if lease.in_step:  # the machine may begin nothing else meanwhile
+        if lease.in_step:  # the next task may begin only after this upload
             self._enter("up")
             await asyncio.wait([sending])
 
@@ -369,7 +370,9 @@ class SimulatedMachine:
     async def _hand_in(
         self, lease: Lease, start: Begun, result: SimulatedUpdate, turn: LeasedUpdate | None = None
     ) -> Verdict | None:
-        """Upload and submit a result; return None if it was refused, as when the lease was lost."""
+        """Upload and submit a result; return None if the request was refused, for example because
+        the lease was lost.
+        """
         whole, turn = turn is None, turn or LeasedUpdate()
         try:
             verdict = await self._submit(lease, start, result, turn)

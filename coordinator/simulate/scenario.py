@@ -48,9 +48,9 @@ class Workers(ScenarioTable):
     latency_ms: NotNegative = 30.0  # time of one request and its answer
     overhead_s: NotNegative = 0.2  # time of a task besides training: reading, encoding, loading
     join_after_minutes: NotNegative = 0.0
-    leave_after_minutes: NotNegative = 0.0  # time after which it leaves for good; 0 = never
+    leave_after_minutes: NotNegative = 0.0  # time after which it leaves and stays away; 0 = never
     waits: bool = False  # waits for the merge of its last work, however long that takes
-    lost_per_hour: NotNegative = 0.0  # how often it vanishes in an hour of work, in the mean
+    lost_per_hour: NotNegative = 0.0  # mean number of times that it vanishes in an hour of work
     back_after_minutes: NotNegative = 5.0  # time until a vanished machine returns
 
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 RAM_DISK = Path("/dev/shm")  # used where it exists, so that nothing is written to a disk
-TICKS = 250.0  # about how often the server's chores run in a simulation
-TICK_MAX_S = 15.0  # longest interval of these chores
+TICKS = 250.0  # approximate number of times that the server's periodic jobs run in a simulation
+TICK_MAX_S = 15.0  # longest interval of these jobs
 PARAMETERS_MAX = 3_000_000  # a larger model is replaced by a small one, its stand-in
 # model keys of the stand-ins, by workload
 STAND_INS: Mapping[str, Mapping[str, Any]] = {
@@ -113,8 +113,8 @@ async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResu
         )
         coordinator = await Coordinator.build(settings, clock, database=in_memory())
         try:
-            # A folder apart from the coordinator's, which deletes old files: by the virtual clock
-            # every file is old.
+            # Not in the coordinator's folder, from which the coordinator deletes old files: by the
+            # virtual clock every file is old.
             (scratch := Path(folder) / "machines").mkdir()
             return await _Simulation(scenario, hooks, coordinator, clock, scratch).run()
         finally:
@@ -208,7 +208,8 @@ class _Simulation:
 
     async def _populate(self, world: SimulatedWorld, about: Definition, workload: str) -> None:
         data = await self._local_data(world.dataset)
-        numbers = Counter[str]()  # machines by name: kinds of one name are numbered on
+        # number of machines by name: machines of several kinds with one name are numbered together
+        numbers = Counter[str]()
         for group in self._scenario.workers:
             for _ in range(group.count):
                 numbers[group.name] += 1

@@ -107,8 +107,8 @@ class BlobStore(Protocol):
     async def store_file(self, sha256: str, path: Path) -> None:
         """Move the file at `path` into the store, durably; a repeated call does no harm.
 
-        The caller has hashed the file. Only an announced blob is found by a sweep if no reference
-        to it is ever stored.
+        The caller has hashed the file. The blob must have been announced: otherwise no sweep would
+        find it if no reference to it is stored.
         """
 
     async def local(self, sha256: str) -> Path:
@@ -201,7 +201,7 @@ def read_cached(file: BinaryIO, size: int) -> bytearray | None:
     """Return the next bytes of an unbuffered file if the kernel has them in memory; None if a
     thread must read them.
     """
-    if not hasattr(os, "RWF_NOWAIT"):  # exists on Linux only
+    if not hasattr(os, "RWF_NOWAIT"):  # exists only on Linux
         return None
     room = bytearray(size)
     try:

@@ -59,11 +59,13 @@ class Space:
         self.read_only = not self._enough()
 
     def free_bytes(self) -> int:
-        """Return the bytes that are free now, on the fuller disk."""
+        """Return the bytes that are free now on the disk with less free space."""
         return self._least()[0]
 
     def _least(self) -> tuple[int, Path]:
-        """Return the free bytes of the fuller disk, and its path; a disk that is away has 0."""
+        """Return the free bytes of the disk with less free space, and its path; a disk that cannot
+        be read counts as 0.
+        """
         return min((self._free_on(place), place) for place in self._places)
 
     def _free_on(self, place: Path) -> int:

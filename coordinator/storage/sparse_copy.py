@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from coordinator.storage.blobs import READ_BYTES
 
-AHEAD_BYTES = 64 << 10  # bytes read ahead, since small reads seldom come alone
+AHEAD_BYTES = 64 << 10  # bytes fetched at least, since a small read is usually followed by others
 FETCH_BYTES = 8 * READ_BYTES
 
 

@@ -150,7 +150,9 @@ def _key(upload_id: str, offset: int, size: int) -> str:
 
 
 def stored_bytes(pieces: list[StagedPiece]) -> int:
-    """Return the offset after the last of chain pieces: the number of stored bytes."""
+    """Return the offset after the last of pieces that follow one another: the number of stored
+    bytes.
+    """
     return pieces[-1].offset + pieces[-1].bytes if pieces else 0
 
 

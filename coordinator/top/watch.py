@@ -20,8 +20,8 @@ from shared.errors import Configuration, Unauthorized, VolunteerError
 if TYPE_CHECKING:
     from coordinator.rules.overview import Overview
 
-EVERY_S = 1.0  # interval of pictures
-LATE_S = 6.0  # age from which a picture is marked as old
+EVERY_S = 1.0  # interval at which the tables are drawn
+LATE_S = 6.0  # age from which the shown overview is marked as old
 FORGET, QUIT = "f", "q"
 ASKING = "asking the coordinator"
 KEYS = f"{FORGET} forget servers that are gone   {QUIT} quit"
@@ -48,14 +48,14 @@ async def pictures(
     while True:
         try:
             async with connect() as ask:
-                from coordinator.admin import upkeep_commands  # loaded by the connection
+                from coordinator.admin import upkeep_commands  # `connect` has loaded it
 
                 while True:
                     forget = FORGET in typed
                     newest = await ask(
                         upkeep_commands.top, upkeep_commands.Top(forget_silent=forget)
                     )
-                    if forget:  # a key that was typed meanwhile is for the next request
+                    if forget:  # removed only after success, so that a failed request is repeated
                         typed.discard(FORGET)
                     # the same overview again: the server was too busy to make another
                     if overview is None or newest.at != overview.at:

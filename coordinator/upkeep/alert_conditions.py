@@ -54,8 +54,8 @@ LOCAL_KINDS: frozenset[AlertKind] = frozenset(
 )  # kinds about one replica
 
 ANSWER_S = 10.0
-# An open alert ends only when its figure is well on the harmless side of its threshold, so that it
-# does not flap.
+# Two thresholds for each alert: it is sent at the first, and ends at the second, harmless one, so
+# that a figure near one threshold does not send it again and again.
 REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
 # multiples of the disk's floor at which space becomes low, and at which it is enough again
 LOW_FLOORS, ENOUGH_FLOORS = 4, 5
@@ -73,9 +73,9 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     todo: str = ""  # what the organiser should do about it
     about: str = ""
-    level: Level = "bad"  # "watch" = it stops nothing yet
+    level: Level = "bad"  # "watch" = no work is stopped yet
     patience_s: float = 0.0
-    newest_at: float = 0.0  # newest event; a later event is sent although the alert stands
+    newest_at: float = 0.0  # newest event; a newer event is sent even while the alert lasts
 
 
 def certificate_end(settings: Settings) -> float | None:

@@ -86,7 +86,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
 
     standing: tuple[StandingAlert, ...] = ()
     letters: tuple[Letter, ...] = ()
-    letter: int = 0  # number of the newest letter
+    letter: int = 0  # number of the newest alert for delivery
 
 
 class TestDelivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -361,7 +361,7 @@ def _due(alert: StandingAlert, condition: Condition, now: float) -> bool:
 
 
 def _stands(unseen: StandingAlert, now: float, machine: str) -> bool:
-    """Return True if a condition still counts although this check did not find it."""
+    """Return True if an alert still lasts although this check did not find its condition."""
     elsewhere = unseen.kind in LOCAL_KINDS and unseen.about != machine
     return elsewhere and now - unseen.seen_at < UNSEEN_S
 

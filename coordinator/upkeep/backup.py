@@ -146,7 +146,7 @@ async def _note(db: Database, values: Mapping[str, str]) -> None:
 
     try:
         await db.write(write)
-    except VolunteerError as error:  # a database that takes no writes needs its backup most
+    except VolunteerError as error:  # the backup is complete even if the database takes no writes
         log.warning("the backup is not noted for the alerts", error=error.message)
 
 
@@ -194,12 +194,12 @@ class FolderPlace:
 
     def __init__(self, blobs: BlobStore, folder: Path, like: Path | None = None) -> None:
         self._blobs, self._folder, self._like = blobs, folder / "blobs", like
-        self._shared = set[str]()  # blobs of the earlier backup, read when they were linked
+        self._shared = set[str]()  # blobs linked from the earlier backup; linking checked them
 
     async def take(self, sha256: str) -> bool:
         target = self._folder / sha256[:2] / sha256
         if await in_pool(target.is_file):
-            return True  # copied for an earlier snapshot
+            return True  # an earlier try has copied it
         if self._like is not None:
             old = self._like / "blobs" / sha256[:2] / sha256
             if await in_pool(_linked, old, target):

@@ -1,5 +1,5 @@
-"""Loss of transactions under running servers: a standby that was behind was promoted, or an earlier
-state was put in the database's place.
+"""Loss of transactions while servers run: a standby database that lagged was promoted, or the
+database was replaced by an earlier state.
 
 Versions and the record only grow. A server remembers the newest state that it read, and reports a
 loss if the database holds an earlier one, until the organiser signs the present state (`coordinator
@@ -50,7 +50,7 @@ class LostTransactions(PlatformService):
         """Compare after each new version and every few seconds, until `stop`."""
         watch = self._signals.watch("versions")
         while not stop.is_set():
-            with suppress(VolunteerError):  # a database that is away is compared when it is back
+            with suppress(VolunteerError):  # while the database is unreachable, nothing is compared
                 await self.look()
             await watch.wait(LOOK_S)
             await pause(self._clock, REST_S, stop)
@@ -107,4 +107,4 @@ def _signature(conn: Connection, run_id: int, version: int, head: versions.HeadR
 
 def _note(conn: Connection, lost: str) -> None:
     key_values.put(conn, key_values.LOST, lost)
-    authentication.renew_stamp(conn)  # no process goes on with an account that was lost
+    authentication.renew_stamp(conn)  # processes drop their cached accounts, which may be lost

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 OVERVIEW_S = 0.9  # a screen that asks once a second gets a new overview each time
 CENSUS_S = 5.0
 # A part is read again only after this many times the duration of its last read. On an idle machine
-# this wait never matters: an overview takes 1 ms, a census of 10,000 workers 17 ms (2 cores,
-# SQLite).
+# this wait is shorter than the intervals above: an overview takes 1 ms, a census of 10,000 workers
+# 17 ms (2 cores, SQLite).
 OVERVIEW_REST, CENSUS_REST = 5.0, 20.0
 
 

@@ -126,7 +126,7 @@ class StoreMarks:
         return not memory.lost
 
     async def release(self) -> None:
-        """End the lease of a server that stops; its replicas take another turn."""
+        """End the lease of a server that stops; replicas that still run take a new turn."""
         memory, mark = await self._db.read(_memory), await stored_mark(self._blobs, self._store)
         if mark is not None and not mark.contested and not self._problem(memory, mark).reason:
             await self._write(msgspec.structs.replace(mark, until=self._clock.now()))

@@ -77,7 +77,7 @@ class StoredBackups:
                 needed |= listed.blobs.keys()
                 keys[listed.public_key] = name
             for name in surplus:
-                # the blobs of a damaged backup are not known
+                # the list of a damaged backup does not show its blobs
                 with suppress(BadRequest, BadSignature, Configuration, NotFound):
                     listed = await self._list(name, Path(scratch) / name)
                     lost |= listed.blobs.keys()

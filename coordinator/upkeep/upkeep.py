@@ -50,7 +50,7 @@ TICK_S = 5.0
 SWEEP_S = 300.0  # interval of retention and of deleting orphans
 # an unreferenced blob is kept for this time, since a transaction may be about to refer to it
 ORPHAN_AGE_S = 3600.0
-PIECES_AGE_S = 2 * DAY_S  # a piece is left over when its upload has expired
+PIECES_AGE_S = 2 * DAY_S  # age from which a piece is deleted, since its upload has expired
 # most blobs of one sweep: a share of the registered blobs that stay, but at least some
 SWEPT_SHARE, SWEPT_MIN = 0.1, 64
 
@@ -183,7 +183,7 @@ class Upkeep(PlatformService):
         try:
             for name in names:
                 if self._clock.monotonic() > until:
-                    break  # another sweeper may hold the rest soon
+                    break  # soon another sweeper may take over the remaining names
                 await self._blobs.delete(name, "let go")
                 deleted.append(name)
         finally:

@@ -31,7 +31,8 @@ from shared.workloads.data.tool_calls import ToolCall
 from shared.workloads.generation.sampling import Shaping
 
 STOP_CHARS_MAX = 200
-# Last entry of an echo's tokens, for clients that ask for one token more and cut it off.
+# Additional last token of an echoed prompt: some clients request one token more than they need and
+# cut it off.
 END = TokenLogprob(data=b"", logprob=None)
 
 

@@ -27,7 +27,7 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
 }
 _ID_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-_ID_CHARS = 9  # templates of Mistral take no other length
+_ID_CHARS = 9  # Mistral's chat templates accept only ids of this length
 _MARK_CHARS = 3  # a shorter mark counts only at the beginning of an answer
 
 

@@ -1,5 +1,5 @@
 """Requests and replies below /v1: strict reading, refusals in OpenAI's form, and server-sent events
-that a slow or vanished client cannot delay.
+that end when the client is gone or too slow.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 SQLAlchemy does not cache a statement with VALUES in it, and compiling one for 64 rows took ten
 times as long as running it. A statement is therefore compiled for 1, 2, 4, ... rows and cached as
-text; blank rows, which match nothing, fill the rest.
+text; blank rows, which match nothing, fill up to that number.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Database: one transaction for each `write`, one consistent view for each `read`, on SQLite or
-PostgreSQL.
+"""Database on SQLite or PostgreSQL: each `write` is one transaction, each `read` sees one
+consistent view.
 
 Functions of this package take a connection; a runner for each database runs them (`sqlite.py`,
 `postgres.py`).
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Dialect = Literal["sqlite", "postgresql"]
-AHEAD_S = 300.0  # a stored instant further ahead of the machine's clock is reported
+AHEAD_S = 300.0  # a stored instant that is more than this ahead of the machine's clock is reported
 MIGRATION_LOCK = 0x766F6C75  # arbitrary number of the lock under which a process migrates
 
 

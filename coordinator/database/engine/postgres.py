@@ -34,10 +34,10 @@ T = TypeVar("T")
 POOL = 12
 # concurrent writes: the rest of the pool is for reads, and for the connection that listens
 WRITES = 9
-TURN_S = 20.0  # longest wait for a writer's place, and again for a connection
+TURN_S = 20.0  # longest wait for one of the WRITES places, and then for a connection
 ATTEMPTS = 8
 RETRY_S = 0.01  # base of the random wait before a retry; doubled each time
-FAILED_RETRY_S = 60.0  # clients retry after this time: the organiser must act first
+FAILED_RETRY_S = 60.0  # clients retry after this long, since only the organiser can mend the cause
 CLOCK_S = 60.0  # interval of comparing the database's clock with this machine's
 LISTEN_S = 30.0  # longest wait for the listening connection
 ALIVE_S = 20.0  # interval of testing the listening connection
@@ -48,7 +48,7 @@ GATHER_S = 0.05  # time for which topics gather for one transaction
 
 SERVER = {
     "application_name": "coordinator",
-    "jit": "off",  # compiling these statements costs more than it saves
+    "jit": "off",  # compiling such short statements takes longer than it saves
     "lock_timeout": "15s",
     "statement_timeout": "120s",
     # PostgreSQL ends the session of a frozen or vanished peer after this time and frees its row

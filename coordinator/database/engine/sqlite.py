@@ -41,7 +41,7 @@ BUSY_MS = 30_000
 CLOCK_S = 10.0  # interval of storing the highest instant
 PEEK_S = 0.25  # interval of checking for another process's commits
 
-FAILED_RETRY_S = 60.0  # clients retry after this time: the organiser must act first
+FAILED_RETRY_S = 60.0  # clients retry after this long, since only the organiser can mend the cause
 
 CLOCK_KEY = "clock"
 
@@ -49,7 +49,7 @@ log = structlog.get_logger("database")
 
 
 def engine(path: Path, *, readers: int = 0) -> Engine:
-    """Return an engine without the driver's own way of beginning: see `transaction`."""
+    """Return an engine whose driver begins no transaction by itself: `transaction` does."""
     created = create_engine(
         f"sqlite:///{path}",
         connect_args={
@@ -86,12 +86,12 @@ def engine(path: Path, *, readers: int = 0) -> Engine:
 def transaction(connection: Connection, begin: str) -> Iterator[Transaction]:
     """Open a transaction that starts with `begin`.
 
-    A listener for the beginning would do, but an engine with a listener looks for further listeners
-    at each statement, which takes a sixth of the statement's time.
+    An event listener could begin the transaction too, but an engine with any listener looks for
+    listeners at each statement, which takes a sixth of the statement's time.
     """
     driver: Any = connection.connection.driver_connection
     with connection.begin() as opened:
-        driver.execute(begin).close()  # SQLAlchemy's own way takes ten times as long
+        driver.execute(begin).close()  # the same through SQLAlchemy takes ten times as long
         yield opened
 
 
@@ -199,7 +199,7 @@ class SqliteRunner:
             return await asyncio.get_running_loop().run_in_executor(self._readers, run)
         except (DBAPIError, sqlite3.Error) as error:
             self._fail_if_unreliable(error)
-            if self.failed:  # only the next server reads again
+            if self.failed:  # this server reads no more; a restarted one does
                 raise Unavailable(self.failed, retry_after_s=FAILED_RETRY_S) from error
             raise translate(error) from error
 
@@ -447,7 +447,7 @@ def _call(loop: asyncio.AbstractEventLoop, fn: Callable[..., None], *values: obj
     try:
         loop.call_soon_threadsafe(fn, *values)
     except RuntimeError:
-        pass  # the loop has ended, and its callers with it
+        pass  # the event loop has ended, and nobody waits for the result
 
 
 def _deliver(done: list[_WriteJob]) -> None:

@@ -131,7 +131,7 @@ class _Among(FunctionElement[Any]):
 
     inherit_cache = True
     name = "among"
-    type = NullType()  # behind a Boolean SQLite would get `= 1`, and use no index
+    type = NullType()  # a Boolean would become `... = 1` on SQLite, which then uses no index
 
 
 @compiles(_Among)

@@ -23,7 +23,7 @@ from shared.errors import NotFound
 from shared.protocol.inference import UsageRow
 
 PAGE = 500
-RECOVERED_MAX = 500  # requests in one transaction
+RECOVERED_MAX = 500  # most abandoned requests that one transaction ends
 
 _u = usage.c
 
@@ -69,7 +69,9 @@ def begin(conn: Connection, row: OpenRow, memo: str) -> None:
 
 
 class StreamProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of tokens that a request has streamed, in all and by the account that made them."""
+    """Number of tokens that a request has streamed: in all, and by account of the volunteers that
+    generated them.
+    """
 
     out: int
     answered: Mapping[str, int] = {}
@@ -99,7 +101,7 @@ def end(conn: Connection, request_id: str, streamed: StreamProgress, ending: End
         return int(row["cost_micro"])
     out = max(0, min(streamed.out, row["tokens_max"]))
     units = row["tokens_in"] + out
-    # a request for no token is answered by its prompt
+    # a request for 0 tokens is complete once its prompt is scored
     is_answered = out or not row["tokens_max"]
     cost = min(row["held_micro"], cost_micro(row["unit_nano"], units)) if is_answered else 0
     pays, now = shares(cost, out, streamed.answered, row["house_share"]), ending.now

@@ -1,8 +1,8 @@
 """Pay of finished contributions: earned at once, or put at stake.
 
     vouched for       pending -> earned
-    not vouched for   pending -> escrow; a later draw that passes: escrow -> earned,
-                      one that fails: escrow -> mint
+    not vouched for   pending -> escrow; after a later draw that passed: escrow -> earned,
+                      after one that failed: escrow -> mint
     suspended, or of no weight in a merge: pending -> mint
 
 Besides the ledger's events, which stay, each stake has a row in `escrow` until it is freed or

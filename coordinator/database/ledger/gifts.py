@@ -3,7 +3,7 @@
     grant    mint     -> earned    the organiser gives it, for a reason
     give     earned   -> earned    another volunteer gives from its earnings
 
-Credit that arrives at an account with a debt settles the debt (debts.py).
+Credit for an account with a debt settles the debt first (debts.py).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ BREACHES_MAX = 100
 READ_BATCH = 2000
 # Events of a contribution.
 STEPS = ("pending", "earn", "void", "escrow", "vest", "forfeit", "reverse")
-AFTER_PENDING = ("earn", "void", "escrow", "forfeit")  # one of them follows "pending"
+AFTER_PENDING = ("earn", "void", "escrow", "forfeit")  # kinds that may follow "pending"
 SEALED = (events.c.key, events.c.digest, events.c.at)  # the digest covers the other columns
 
 

@@ -9,7 +9,8 @@
     withdraw  pending -> mint      taken back before it was paid; its event is a "forfeit"
     reverse   earned  -> mint      taken back on purpose
 
-spending.py posts spending; debts.py handles reversed credit that was spent.
+Other files post the other events: spending.py spending, debts.py reversed credit that was already
+spent.
 
 All amounts are integer micro-credits. Each account but the mint belongs to a volunteer, and is
 named by the volunteer's id, which identifies no person. `post_step` joins its caller's transaction
@@ -47,7 +48,7 @@ from shared.protocol.listings import LedgerRow
 
 Step = Literal["pending", "earn", "void", "escrow", "vest", "forfeit", "withdraw", "reverse"]
 HISTORY_MAX = 500
-SKEW_S = 60.0  # an event may be this much older than events with lower numbers
+SKEW_S = 60.0  # seconds by which an event's time may be before that of an event with a lower number
 # For each step: the steps of which one must precede it, and the steps that exclude it.
 ORDER: Mapping[Step, tuple[tuple[Step, ...], tuple[Step, ...]]] = {
     "pending": ((), ()),
@@ -120,7 +121,8 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
     held_micro: int = 0
     spent_micro: int = 0
     escrow_micro: int = 0  # pay at stake until later work is drawn and agrees
-    # credits taken back after they were spent, or not proved; later pay settles it first
+    # credits taken back after they were spent, or paid for work that a draw showed to be missing;
+    # later pay repays them first
     debt_micro: int = 0
 
     @property

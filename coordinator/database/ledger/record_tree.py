@@ -252,7 +252,9 @@ def _settled(conn: Connection, table: Table) -> int:
 
 
 def _next(conn: Connection, name: str, after: int, limit: int) -> list[list[Any]]:
-    """Return the next rows of a log, as they are hashed; lock the log only if there are any."""
+    """Return the next rows of a log with the columns that are hashed; lock the log only if there
+    are new rows.
+    """
     table, columns = LOGS[name]
     if limit < 1 or not _has_more(conn, table, after):
         return []

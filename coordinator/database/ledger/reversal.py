@@ -3,9 +3,9 @@
     pending, in escrow   an event "forfeit"
     earned               an event "reverse"; its spent part becomes a debt first (debts.py)
 
-What a draw charged for such a contribution is paid back, since its whole pay goes.
-Pay that was taken back before, or never posted, is unchanged, so that repeating an interrupted
-reversal finishes it.
+If a draw charged the account for missing work in such a contribution, the charge is paid back,
+since the contribution's whole pay is taken back. Pay that was taken back before, or never posted,
+is unchanged, so that repeating an interrupted reversal finishes it.
 """
 
 from __future__ import annotations

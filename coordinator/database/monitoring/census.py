@@ -228,7 +228,7 @@ def _machines(conn: Connection, newest: CTE, now: float) -> tuple[WorkerLine, ..
     rows = {row["id"]: row for row in conn.execute(_described(ids)).mappings()}
     leases = select(_T.worker_id, _T.id, runs.c.name).join(runs, runs.c.id == _T.run_id)
     leases = leases.where(_T.worker_id.in_(ids), _T.state == "doing").order_by(_T.id.desc())
-    # of several leases the oldest task stays
+    # of a worker with several leases, the oldest task is shown
     holding = {who: (task, run) for who, task, run in conn.execute(leases)}
     return tuple(
         WorkerLine(

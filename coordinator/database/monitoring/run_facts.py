@@ -38,9 +38,9 @@ from shared.errors import NotFound
 from shared.protocol.accounts import Device, Hardware
 from shared.protocol.limits import memory_on
 
-LIVE_S = 120.0  # a machine that was silent for longer is not here
-FAILURES_MAX = 500  # newest failures, of all runs
-REFUSALS_MAX = 20  # newest refusals of a run
+LIVE_S = 120.0  # a machine that was silent for longer counts as absent
+FAILURES_MAX = 500  # most failures of all runs that are read: the newest
+REFUSALS_MAX = 20  # most refusals of a run that are read: the newest
 MACHINES_MAX, ACCEPTED_MAX = 1000, 1000
 GOOD = ("accepted", "merged", "superseded")
 LEARN = "learn"  # kind of a task that learns from the episodes of actors

@@ -19,7 +19,7 @@ api_keys = sa.Table(
     sa.Column("cap_micro", sa.BigInteger, nullable=True),
     sa.Column("spent_micro", sa.BigInteger, nullable=False),  # settled
     sa.Column("runs", sa.Text, nullable=False),  # JSON list of names; [] = every run
-    sa.Column("organiser", sa.Boolean, nullable=False),  # asks every run, free and without a tier
+    sa.Column("organiser", sa.Boolean, nullable=False),  # prompts are free and without a tier
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("expires_at", sa.Double, nullable=True),
     sa.Column("revoked_at", sa.Double, nullable=True),

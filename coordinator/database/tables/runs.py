@@ -45,7 +45,7 @@ runs = sa.Table(
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("started_at", sa.Double, nullable=True),
     sa.Column("ended_at", sa.Double, nullable=True),
-    # seconds since the start in which the run was paused or had ended, before it went on
+    # seconds since the start in which the run was paused, or was completed before it was extended
     sa.Column("idle_s", sa.Double, nullable=False, server_default="0"),
 )
 

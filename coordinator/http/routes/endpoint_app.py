@@ -50,7 +50,9 @@ _encode = msgspec.json.Encoder(enc_hook=encode_english).encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Reply with more than a struct: status, headers, bytes, or a stream of `size` bytes."""
+    """Reply of a handler that sets more than a struct: a status, headers, bytes, or a stream of
+    `size` bytes.
+    """
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -179,7 +181,7 @@ def json_reply(
 
 
 def error_reply(error: VolunteerError, request_id: str) -> Reply:
-    """Return a refusal in the form that all endpoints share, except for the /v1 ones."""
+    """Return an error as a reply, in the form of all endpoints but those below /v1."""
     body = ErrorBody(
         message=error.message,
         retry_after_s=error.retry_after_s,

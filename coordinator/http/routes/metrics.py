@@ -75,7 +75,7 @@ class Instrument:
     read: Read
     labels: Labels = ()
     # Labels that have the value 0 from the first scrape on (for each run, where the first label is
-    # the run), since rate() and increase() miss the first count of a series that begins with it.
+    # the run): rate() and increase() do not count the first value of a series.
     zeroed: tuple[Labels, ...] = ()
 
     def samples(self, scrape: Scrape) -> Mapping[Labels, float]:

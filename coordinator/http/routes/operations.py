@@ -74,7 +74,7 @@ async def ready(call: Call[None]) -> Health:
         raise Unavailable("the coordinator is stopping", retry_after_s=5.0)
     await coordinator.server.ping()
     space = coordinator.space
-    if space.broken:  # a full disk can still serve what it holds
+    if space.broken:  # not for a full disk, since the server can still read from it
         raise Unavailable(space.broken, retry_after_s=30.0)
     return Health(status="ready", read_only=space.read_only, why=space.why)
 

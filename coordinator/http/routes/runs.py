@@ -50,8 +50,8 @@ async def version(call: Call[None]) -> Reply:
 
 
 def _signed(call: Call[None], signed: SignedManifest) -> Reply:
-    """Return a signed manifest with the hash of the published weights as ETag; 304 for a client
-    that has these weights.
+    """Return a signed manifest with the hash of the published weights as ETag; status 304 for a
+    client that has these weights.
     """
     weights = decode(signed.payload, VersionManifest).weights
     tag = f'"{weights.sha256}"'
