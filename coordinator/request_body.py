@@ -140,7 +140,8 @@ def read_message(body: bytes, kind: type[T]) -> T:
 def decode_body(body: bytes, kind: type[T]) -> T:
     """Decode strictly: UTF-8, no NaN, bounded depth, no NUL.
 
-    Raises BadRequest, from msgspec.ValidationError for JSON of another type.
+    Raises BadRequest, whose cause is a msgspec.ValidationError if the JSON is not of the type
+    `kind`.
     """
     if not body:
         raise BadRequest("the body is empty; JSON was expected")

@@ -58,7 +58,7 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     volunteer_id: str
     key_id: int | None = None
     runs: tuple[str, ...] = ()  # () = every run
-    organiser: bool = False  # asks every run, free and without a tier
+    organiser: bool = False  # its prompts to any run are free, and no tier limits them
 
 
 class GrantResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -177,7 +177,7 @@ class DelayedNesterov:
         mass = before + push.work
         # The window closes at the push nearest to its end. If it waited for whole contributions, a
         # round with one small push would leave it open, and momentum would act every other round.
-        closing = mass + push.work / 2 > window - 1e-3  # float32 rounds thirds
+        closing = mass + push.work / 2 > window - 1e-3  # 1e-3: float32 rounding of the sum
         after = {"mass": 0.0, "window": 0.0} if closing else {"mass": mass, "window": window}
         return _step_terms(
             after,

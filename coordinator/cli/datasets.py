@@ -253,7 +253,7 @@ def _for(more: DatasetOptions) -> dict[str, object]:
 
 
 def _told(paths: list[Path], more: DatasetOptions) -> dict[str, str]:
-    """Return the licence and the source that the folders name, if the command does not name them."""
+    """Return the licence and source that the folders name, if the command does not name them."""
     from shared.workloads.data.table_rows import licence_and_source
 
     licence, source = licence_and_source(paths)

@@ -107,7 +107,7 @@ _ASTRAY = (
 
 
 def by_task(conn: Connection, task_id: int, *, lock: bool = False) -> RecomputeRow | None:
-    """Return the recompute behind an audit's task; None for another task."""
+    """Return the recompute that an audit's task repeats; None for a task that is no audit."""
     query = _BY_TASK.with_for_update() if lock else _BY_TASK
     row = conn.execute(query, {"where_audit_id": task_id}).mappings().first()
     return None if row is None else RecomputeRow(**row)

@@ -346,8 +346,8 @@ def proven(conn: sa.Connection, volunteer_id: str, after: int) -> Proven:
 
 
 def passed_of(conn: sa.Connection, row: ContributionRow, most: int) -> list[str]:
-    """Return the stored tasks of the newest draws of a contribution's run, account and kind, as far
-    back as all passed.
+    """Return the stored tasks of the newest draws of a contribution's run, account and kind, newest
+    first, up to the first draw that did not pass.
     """
     c, drawn = recomputes.c, contributions.c
     of_account = (

@@ -1,4 +1,4 @@
-"""Verdicts: every change of a contribution's state, and the news that a worker polls for."""
+"""Verdicts: every change of a contribution's state, and the verdicts that a worker polls for."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class DemoView:
         self._print(f"✓ {text} ({time.monotonic() - began:.1f} s)")
 
     def progress(self, elapsed_s: float, run: RunInfo, versions: Sequence[VersionInfo]) -> None:
-        """Print a line about the run, at most one in some seconds."""
+        """Print a line about the run, at most one every LINE_EVERY_S."""
         if elapsed_s - self._printed_at >= LINE_EVERY_S:
             self._printed_at = elapsed_s
             self._print(status(elapsed_s, run, versions))

@@ -96,13 +96,13 @@ class AnswerDraws:
                 del self._kept[next(iter(self._kept))]
 
     def note_settled(self, request_id: str, answered: Collection[str]) -> None:
-        """Queue the drawn answers of a settled request for comparison, and drop the other answers."""
+        """Queue the drawn answers of a settled request for comparison; drop the other answers."""
         if answered or request_id in self._kept:
             self._settled[request_id] = None
             self.start_comparisons()
 
     def start_comparisons(self) -> None:
-        """Start the waiting comparisons, including those that a failed read or write interrupted."""
+        """Start the waiting comparisons, and those that a failed read or write interrupted."""
         if self._settled:
             self._begin("", self._queue_drawn)
         for who in self._queues:

@@ -381,7 +381,9 @@ def _generations(
 def _echoes(
     request: TextPrompt, prepared: Sequence[PreparedPrompt], tokens_max: Sequence[int]
 ) -> tuple[AnswerPiece, ...]:
-    """Return the prompts as beginnings of their answers; an answer with no room ends there."""
+    """Return the prompts as beginnings of their answers; an answer for which no tokens are left
+    ends with its prompt.
+    """
     echoes: list[AnswerPiece] = []
     for words, prompt, room in zip(request.prompts, prepared, tokens_max, strict=True):
         text = words if isinstance(words, str) else prompt.text

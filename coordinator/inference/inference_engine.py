@@ -99,7 +99,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """Next part of an answer; the last part has a `finish`, and the text of any part may be empty."""
+    """Next part of an answer; the last part has a `finish`, and any text may be empty."""
 
     text: str = ""
     tokens: tuple[int, ...] = ()

@@ -73,7 +73,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     aggregate_from: Count = 1
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share cut off at each end
     byzantine: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share that may be hostile
-    # clipping radius as a multiple of the median norm; 0 = 1.0, for norm-clip 1.5
+    # clipping radius as a multiple of the median norm; 0 = 1.0, but 1.5 for norm-clip
     clip_factor: NotNegative = 0.0
 
     # How the update changes the weights; with "adamw" a merged gradient is a step of `[train]`.

@@ -173,7 +173,7 @@ def _better(key: str, place: str, hint: str) -> str:
 
 @cache
 def _tables() -> dict[str, tuple[str, ...]]:
-    """Return the keys of every table of a run file; the top level is "the run file"."""
+    """Return the keys of every table of a run file; the top level is named "the run file"."""
     tables: dict[str, tuple[str, ...]] = {"the run file": RunFile.__struct_encode_fields__}
     for field in msgspec.structs.fields(RunFile):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):

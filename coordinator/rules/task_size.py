@@ -16,7 +16,8 @@ from shared.protocol.limits import DEVICE_BYTES, LONG_POLL_S_MAX
 from shared.units import MIB
 
 OPTIMISM = 2.0  # factor on a benchmark, which leaves out downloads, evaluation and other programs
-# Share of the median speed below which tasks are made smaller; benchmarks are no more exact.
+# Share of the median speed below which tasks are made smaller; a larger share would exceed the
+# precision of benchmarks.
 SLOWER = 0.75
 SPLIT_FACTOR = 2.0  # a returned range that would take this many times its target is split
 UPLOAD_SLACK_BYTES = MIB

@@ -77,8 +77,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         return share_done(self.file, self._samples(run), run.sample_size, version, tokens)
 
     def _samples(self, run: RunRow) -> int:
-        """Return the number of samples of a pass; 0 for a run that makes its own samples without
-        end.
+        """Return the number of samples of a pass; 0 for a run that makes its own samples, whose
+        pass never ends.
         """
         return run.samples_total if self.declaration.taught_by == "samples" else 0
 

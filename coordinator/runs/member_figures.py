@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.runs import RunRow
 
-TURNOUT_MIN = 0.5  # a version counts if this share of the largest number of members measured it
+TURNOUT_MIN = 0.5  # least members of a version that counts, as a share of the most of any version
 
 
 class MemberLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,14 +52,14 @@ class MemberFigures(msgspec.Struct, frozen=True, kw_only=True):
     items: int
     heldout: int
     cap: float  # no member weighs more than this times its equal share
-    best_by: Literal["mean", "worst"] | None  # None in a private run: its example measures it
+    best_by: Literal["mean", "worst"] | None  # None: a private run, measured on its example
     newest: MemberLoss | None = None  # of the newest version that enough members measured
     best: MemberLoss | None = None
 
 
 def comparable(losses: Mapping[int, Sequence[float]]) -> list[MemberLoss]:
-    """Return the losses of the versions that were measured by at least half as many members as the
-    version that most measured, oldest first.
+    """Return the losses of the versions that count, oldest first: each was measured by at least
+    half as many members as the version with the most.
     """
     most = max(map(len, losses.values()), default=0)
     return [

@@ -250,7 +250,7 @@ class RunQueries:
         )
 
     async def beats(self) -> tuple[RunBeat, ...]:
-        """Return the part of every heartbeat reply about the open runs."""
+        """Return the state of each open run as every heartbeat reply contains it."""
 
         answers = await self.standstills.get()
 
@@ -265,7 +265,9 @@ class RunQueries:
     async def versions(
         self, name: str, after: int = -1, limit: int = LISTING_MAX, volunteer_id: str = ""
     ) -> tuple[VersionInfo, ...]:
-        """Return the versions above version `after`, oldest first."""
+        """Return the versions above version `after`, oldest first, at most `limit`. With
+        `volunteer_id` each has the number of that volunteer's merged contributions.
+        """
 
         def read(conn: Connection) -> tuple[VersionInfo, ...]:
             run = runs.by_name(conn, name)

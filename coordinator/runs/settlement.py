@@ -92,7 +92,7 @@ def leave_behind(conn: Connection, run: RunRow, head: int, why: str, now: float)
 def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
     """Supersede and pay an ended run's accepted, unmerged contributions; return their number."""
     count = 0
-    while rows := contributions.left_over(conn, run_id):  # batch after batch
+    while rows := contributions.left_over(conn, run_id):  # one batch at a time
         for row in rows:
             verdicts.decide(
                 conn,

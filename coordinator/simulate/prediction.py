@@ -68,7 +68,7 @@ class PlayFigures(msgspec.Struct, frozen=True, kw_only=True):
     per_hour: float  # accepted episodes
     behind: float  # mean of the versions by which an episode is older than the learner's base
     behind_most: int
-    judge_busy_share: float  # since the first file of episodes
+    judge_busy_share: float  # share of the time since the first file of episodes
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

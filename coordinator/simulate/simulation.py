@@ -101,7 +101,9 @@ class Hooks:
     tick_s: float | None = None
 
 
-async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResult:  # frozen
+async def simulate(
+    scenario: Scenario, hooks: Hooks = Hooks()
+) -> SimulationResult:  # a frozen default
     """Run a scenario on a virtual loop (see `loop.run`). Raises InvalidRunFile, InvalidPlan."""
     tick = hooks.tick_s
     clock = LoopClock(min(TICK_MAX_S, scenario.hours * 3600 / TICKS) if tick is None else tick)

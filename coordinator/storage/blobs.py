@@ -273,7 +273,7 @@ class DiskBlobs:
         self._announced_blobs = AnnouncedBlobs(announce)
         self._scratch = root / "tmp"
         self._scratch.mkdir(parents=True, exist_ok=True)
-        if root.stat().st_mode & 0o777 != 0o700:  # a read-only disk refuses even an equal mode
+        if root.stat().st_mode & 0o777 != 0o700:  # skipped if equal: a read-only disk refuses chmod
             root.chmod(0o700)
 
     def _path(self, sha256: str) -> Path:

@@ -50,7 +50,7 @@ contributions = sa.Table(
     sa.Column("loss_last", sa.Double, nullable=True),
     sa.Column("train_s", sa.Double, nullable=False),
     sa.Column("norm", sa.Double, nullable=True),  # norm as measured
-    sa.Column("clip", sa.Double, nullable=False),  # factor <= 1 that scales it to its cohort
+    sa.Column("clip", sa.Double, nullable=False),  # factor <= 1 by which its cohort limits its norm
     sa.Column("weight", sa.Double, nullable=True),  # by staleness, used at the merge
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("reason", sa.String(32), nullable=False),

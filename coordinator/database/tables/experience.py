@@ -49,7 +49,7 @@ chunks = sa.Table(
     sa.Column("sealed_at", sa.Double, nullable=False),
     sa.Column(
         "retired_at", sa.Double, nullable=True
-    ),  # out of the window; the file goes a day later
+    ),  # when it left the window; its file is deleted a day later
 )
 
 # Checked matches between versions of a run.

@@ -71,7 +71,7 @@ answerers = sa.Table(
     sa.Column("paid_micro", sa.BigInteger, nullable=False),  # pay of the answers, at stake or free
     sa.Column(
         "agreed", sa.Integer, nullable=False
-    ),  # draws that agreed since the last that did not
+    ),  # draws that agreed since the last draw that did not agree
     # Compared tokens, and the wrong ones among them; both are halved when they grow large.
     sa.Column("looked", sa.BigInteger, nullable=False),
     sa.Column("wrong", sa.BigInteger, nullable=False),

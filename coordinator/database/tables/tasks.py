@@ -47,7 +47,7 @@ tasks = sa.Table(
     sa.Column("update_kind", sa.String(16), nullable=False, server_default=""),
     sa.Column("part_steps", sa.Integer, nullable=False, server_default="0"),
     # Accepted contribution over the range of the task. The contribution of a part that was split
-    # off was submitted for the task that holds the rest.
+    # off was submitted for the task that now has the remaining range.
     sa.Column("contribution_id", Key, nullable=True, index=True),
     # Worker over whose own data the task goes; "" = the task goes over the run's dataset.
     sa.Column("home", sa.String(64), nullable=False, server_default=""),
