@@ -1,4 +1,4 @@
-"""Commands about tasks: the open ones, and those that failed too often."""
+"""Commands about tasks: open tasks, and tasks that failed too often."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def damaged(conn: sa.Connection) -> list[tuple[str, str]]:
 
 
 def every(conn: sa.Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
-    """Return all runs, or those in the given states, oldest first. Deleted and damaged runs are
+    """Return all runs, or the runs in the given states, oldest first. Deleted and damaged runs are
     left out.
     """
     rows = conn.execute(_IN_STATES, {"states": states}) if states else conn.execute(_EVERY)

@@ -102,7 +102,7 @@ class AnswerDraws:
             self.start_comparisons()
 
     def start_comparisons(self) -> None:
-        """Start the waiting comparisons, and those that a failed read or write interrupted."""
+        """Start the waiting comparisons, and any that a failed read or write interrupted."""
         if self._settled:
             self._begin("", self._queue_drawn)
         for who in self._queues:

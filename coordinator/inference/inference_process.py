@@ -223,9 +223,9 @@ class InferenceProcess:
 
 
 def compare(reader: Reader, order: process_messages.Compare) -> tuple[int, int]:
-    """Return how many tokens of an answer were compared, and how many of them are wrong. Of a long
-    answer, COMPARED_MAX tokens at random are compared. In an answer that this version cannot have
-    given, every token counts as wrong.
+    """Return the number of compared tokens of an answer, and the number of wrong tokens among
+    these. Of a long answer, COMPARED_MAX tokens at random are compared. In an answer that this
+    version cannot have given, every token counts as wrong.
     """
     sequence, tokens = order.sequence, list(order.tokens)
     if order.ended and reader.end is not None:

@@ -252,8 +252,9 @@ class Intake(PlatformService):
         )
 
     def _decider(self) -> Batcher[_Measured, None]:
-        """Return a batcher that decides the contributions of a run, those of one account one after
-        the other, since the chance of a draw depends on the account's earlier contributions.
+        """Return a batcher that decides the contributions of a run. It decides contributions of one
+        account one after the other, since the chance of a draw depends on the account's earlier
+        contributions.
         """
         return Batcher(self._decide_all, BATCH_MAX, key=lambda each: each[0].volunteer_id)
 

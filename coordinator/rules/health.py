@@ -70,7 +70,7 @@ class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
 def judge(
     overview: Overview, standing: Sequence[StandingAlert] = ()
 ) -> tuple[Trouble, tuple[Trouble, ...]]:
-    """Return the verdict in one line, and all troubles behind it: those that the overview shows,
+    """Return the verdict in one line, and all its reasons: the troubles that the overview shows,
     and the standing alerts.
     """
     if not any(alive(replica, overview.at) for replica in overview.replicas):

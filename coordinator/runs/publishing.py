@@ -165,8 +165,8 @@ def with_state(content: Content, state: WrittenFile | None) -> Content:
 def ways(
     before: Downlink, weights: BlobRef, link: Link | None, snapshot: Snapshot | None
 ) -> Downlink:
-    """Return the links and snapshots for a manifest: those on routes to the weights that may be the
-    shortest for some volunteer.
+    """Return the links and snapshots that a manifest lists: the routes to the weights that may be
+    the shortest for some volunteer.
     """
     links = {link.weights: link for link in (*before.links, *([link] if link else []))}
     packed = {

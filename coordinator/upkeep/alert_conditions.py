@@ -181,7 +181,7 @@ def in_database(
     open_now: Collection[tuple[str, str]],
     answers: Mapping[str, Standstill],
 ) -> Iterator[Condition]:
-    """Yield the troubles that the database shows, those of single runs last; `open_now` are the
+    """Yield the troubles that the database shows, troubles of single runs last; `open_now` are the
     sent alerts that are not over, `answers` the standstills by run.
     """
     yield from _of_servers(conn, now)

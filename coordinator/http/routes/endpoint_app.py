@@ -181,7 +181,7 @@ def json_reply(
 
 
 def error_reply(error: VolunteerError, request_id: str) -> Reply:
-    """Return an error as a reply, in the form of all endpoints but those below /v1."""
+    """Return an error as a reply, in the form of all endpoints except the endpoints below /v1."""
     body = ErrorBody(
         message=error.message,
         retry_after_s=error.retry_after_s,
