@@ -39,9 +39,11 @@ def add(conn: Connection, who: str, **values: object) -> None:
     conn.execute(insert(tables.volunteers).values(**(row | values)))
 
 
-def merged(conn: Connection, run: int, who: str, now: float, weight: float = 1.0) -> int:
+def merged(
+    conn: Connection, run: int, who: str, now: float, weight: float = 1.0, **of: object
+) -> int:
     """A contribution that is accepted, counted and merged; its number."""
-    number = add_contribution(conn, run, who, "merged", PRICE, weight=weight, version=1)
+    number = add_contribution(conn, run, who, "merged", PRICE, weight=weight, version=1, **of)
     row = contributions.by_id(conn, number)
     volunteers.count_accepted(conn, [(who, PRICE)])
     payments.post_step(conn, "pending", [Payment.of(row)], now)
@@ -255,6 +257,10 @@ async def test_what_proves_nothing_takes_nothing_and_frees_nothing(database: Dat
         accepted(conn, run, NEW, 3.0)
         checking = add_contribution(conn, run, NEW, "checking", PRICE)
         settle(conn, bad, "unproven")
+        waiting = accepted(conn, run, FRIEND, 1.0)
+        settle(conn, draw(conn, merged(conn, run, FRIEND, 1.0)), "unproven")
+        assert volunteers.existing(conn, FRIEND).standing == "vetted"  # an invited account
+        assert contributions.by_id(conn, waiting).state == "accepted"
         account = volunteers.existing(conn, NEW)
         assert (account.standing, account.proofs, account.draws) == ("probation", 0, 0)
         assert account.unproved_to == checking
@@ -332,6 +338,13 @@ async def test_ten_draws_of_different_tasks_vet(database: Database) -> None:
 
     def drawn(conn: Connection) -> list[State]:
         states: list[State] = []
+        first = merged(conn, run, FRIEND, 1.0)
+        task = contributions.by_id(conn, first).task_id
+        settle(conn, draw(conn, first), "passed")
+        for attempt in (2, 3):
+            again = merged(conn, run, FRIEND, 1.0, task_id=task, attempt=attempt)
+            settle(conn, draw(conn, again), "passed")
+        assert volunteers.existing(conn, FRIEND).proofs == 1
         for _ in range(PROOFS_MIN):
             settle(conn, draw(conn, merged(conn, run, NEW, 1.0)), "passed")
             states.append(volunteers.existing(conn, NEW).standing)

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection
 
 from coordinator.checking import draw_effects
-from coordinator.database import contributions, recomputes, runs, volunteers
+from coordinator.database import contributions, recomputes, record, runs, volunteers
 from coordinator.database.engine.open_database import Database
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.runs import RunRow
@@ -20,6 +20,8 @@ from tests.contract import test_escrow
 from tests.contract.test_escrow import FRIEND, NEW, PRICE, accepted, draw, have, merged
 from tests.support.account_rows import add_contribution, breaches
 from tests.support.run_rows import add_version
+
+RESULTS: tuple[Result, ...] = ("failed", "unproven")
 
 
 def refused(
@@ -82,6 +84,13 @@ async def test_equal_bytes_of_work_that_was_done_blame_nobody_and_pause_nothing(
     assert (row.state, person.standing) == ("running", "probation")
     await database.write(lambda conn: ended(conn, refused(conn, run), "passed"))
     assert (await of(database, run))[0].state == "running"  # the first that counts
+    await database.write(lambda conn: ended(conn, refused(conn, run), "passed"))
+    row, _ = await of(database, run)
+    assert row.state == "paused"
+    resumed = runs.StateChange(at=11.0, actor="organiser", reason="")
+    await database.write(lambda conn: runs.move(conn, row, "running", resumed))
+    await database.write(partial(repeat, reason=Reason.REPLAY))
+    assert (await of(database, run))[0].state == "running"
     await database.write(lambda conn: ended(conn, refused(conn, run, NEW, Reason.REPLAY), "failed"))
     assert (await of(database, run))[1].standing == "suspended"
     assert await breaches(database) == []
@@ -90,10 +99,15 @@ async def test_equal_bytes_of_work_that_was_done_blame_nobody_and_pause_nothing(
 async def test_a_refusal_that_its_recompute_contradicts_suspends(database: Database) -> None:
     run = await setting(database)
     await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    others = await database.write(lambda conn: [refused(conn, run) for _ in range(2)])
     await database.write(lambda conn: ended(conn, refused(conn, run), "failed"))
     row, person = await of(database, run)
     assert (row.state, person.standing) == ("running", "suspended")
     assert "whose update was refused" in person.suspended_reason
+    for other, result in zip(others, RESULTS, strict=True):  # those that were under way
+        await database.write(partial(ended, row=other, result=result))
+    assert (await of(database, run))[1] == person
+    assert len(await database.read(lambda conn: record.entries(conn))) == 1
     assert await have(database) == (0, 0, 0)
     assert await breaches(database) == []
 
@@ -163,6 +177,15 @@ async def test_a_draw_without_a_verdict_moves_no_standing_and_earns_nothing(
 
     await database.write(prove)
     assert await have(database) == (0, 7 * PRICE, PRICE)  # of the two that passed
+    _, before = await of(database, run)
+
+    def refuse(conn: Connection) -> None:
+        waiting = accepted(conn, run, NEW, 8.0)
+        assert draw_effects.end_without_verdict(conn, refused(conn, run), ("", "{}"), 8.0)
+        assert contributions.by_id(conn, waiting).state == "accepted"
+
+    await database.write(refuse)
+    assert (await of(database, run))[1] == before
     await database.write(partial(drift, who=FRIEND))
     _, person = await of(database, run, FRIEND)
     assert (person.standing, person.draws) == ("vetted", 2)
