@@ -38,7 +38,9 @@ class Signals:
         self._send: Callable[[str], None] = lambda topic: None
 
     async def connect(self, db: Database) -> None:
-        """Bridge the signals to the other processes that use the database, within a second."""
+        """Exchange notifications with the other processes of the database; they arrive within a
+        second.
+        """
         self._send = await db.bridge(self.deliver)
 
     def notify(self, topic: str) -> None:

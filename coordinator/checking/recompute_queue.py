@@ -1,7 +1,7 @@
 """Queue of recomputes: drawn tasks done again from published inputs alone.
 
     drawn      with the verdict: the task waits
-    refused    likewise, whoever did it, for a few tasks of a run at a time (`rules/refusals`)
+    refused    the task waits too, for a few tasks of a run at a time (`rules/refusals`)
     done       passed, failed or unproven (see `proof`)
 
 If a waiting recompute is much smaller than the running one, it starts at once in a second process,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 # "never": no machine could do the task again
 DrawChoice = Literal["", "drawn", "never"]
-POLL_S = 15.0  # interval of looking for postponed recomputes, and those of a dead process
+POLL_S = 15.0  # interval of looking for recomputes that were postponed, or left by a dead process
 SENTENCE_CHARS_MAX = 500
 
 log = structlog.get_logger("checks")

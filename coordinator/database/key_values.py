@@ -14,7 +14,7 @@ STORE_MARKED = "store.marked"  # address of the blob store that carries the mark
 STORE_TURNS = "store.turns"  # newest turns at the blob store, JSON
 STORE_TROUBLE = "store.trouble"  # why the blob store is not this database's alone; "" = it is
 LOST = "lost"  # what the database lost since its last signed statement; "" = nothing
-TOKENS = "tokens"  # number of times that the tokens were made anew
+TOKENS = "tokens"  # number of times that the tokens were replaced
 INVITE = "invite"  # counts the server's invites; the join link has the newest
 RESTORED = "restored"  # signed statement of the last restore, JSON
 ADDRESS = "address"  # address of the last server, for join links

@@ -126,9 +126,9 @@ def _reissue_line(item: NewLease) -> tuple[object, ...]:
 
 
 def _split(conn: sa.Connection, item: NewLease, now: float) -> None:
-    """Store the rest of a split task as a new task, with the failures counted so far.
+    """Store the second part of a split task as a new task, with the failures counted so far.
 
-    The next claim of the rest sets its steps and price, as for every task of a pass.
+    The claim of that task sets its steps and price, as for every task of a pass.
     """
     assignment = item.assignment
     of_task = sa.select(tasks).where(tasks.c.id == assignment.task_id)

@@ -141,8 +141,8 @@ def _queue(able: sa.ColumnElement[bool]) -> sa.Select[*tuple[object, ...]]:
     )
 
 
-# Recomputes left to checkers: those of their classes of devices, unless enough checkers failed at
-# the recompute, or a checker of the class is busy with a much larger recompute.
+# Recomputes left to checkers: recomputes of their classes of devices, unless enough checkers failed
+# at the recompute, or a checker of the class is busy with a much larger recompute.
 _H = recomputes.alias("leased").c
 _BUSY = sa.exists().where(
     _H.kind == _R.kind,

@@ -32,7 +32,7 @@ class DemoRun(msgspec.Struct, frozen=True, kw_only=True):
     toml: str
     prompt: str = ""
     minutes: float = 2.0  # minutes of training
-    preparing: str  # text that a person reads while it is prepared
+    preparing: str  # text shown while the run is prepared
     build: Callable[[Put], DatasetManifest] | None = None  # None = the run needs no dataset
     members_files: tuple[tuple[Path, ...], ...] = ()  # files that each volunteer keeps
 

@@ -193,8 +193,8 @@ def uvicorn_config(
 def connections_possible(limit: int) -> int:
     """Return the limit of open connections: `limit`, or less where the system allows less.
 
-    Raises this process's limit of open files as far as it may: under the usual 1,024, two hostile
-    addresses would take every descriptor, those of the database too.
+    Raises this process's limit of open files as far as the system permits: under the usual 1,024,
+    two hostile addresses would take every descriptor, those of the database too.
     """
     try:
         import resource

@@ -395,7 +395,7 @@ class Merger(PlatformService):
 
     async def _failed(self, job: MergeJob, error: Exception) -> None:
         """Count a failure; after the second, set aside the contributions that cause it and merge
-        the rest.
+        the others.
         """
         failures = job.merge.failures + 1
         self.outcomes[job.run.name, "failed"] += 1

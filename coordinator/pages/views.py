@@ -100,8 +100,8 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of a run's page that are computed from its whole history, the less often, the longer
-    the history is.
+    """Parts of a run's page that are computed from its whole history: less often if the history is
+    long.
     """
 
     figures: DecidedCounts

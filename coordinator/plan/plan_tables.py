@@ -32,8 +32,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # server keeps the exact weights in both cases.
     downlink: Literal["float32", "chain"] = "float32"
     snapshot_every: Count = 1  # versions
-    # Largest share of a round for transfers: the server gives tasks so many steps; 0 = tasks keep
-    # their least steps.
+    # Largest share of a round for transfers, by which the server chooses the steps of a task; 0 =
+    # tasks keep their least steps.
     transfer_share: Share = 0.05
     prox_mu: NotNegative = 0.0  # FedProx: pull towards the base
 

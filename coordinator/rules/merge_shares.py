@@ -42,9 +42,10 @@ class Voice(msgspec.Struct, frozen=True, kw_only=True):
 def shares(voices: Sequence[Voice]) -> list[float]:
     """Return a weight for each voice, at most its own, so that the limits above hold.
 
-    Vetted voices and those on probation are limited separately, then all on probation together.
-    Both limits of one part cannot always hold (three volunteers share a network, a fourth has all
-    others); then only the limit on volunteers applies.
+    Vetted voices and voices on probation are limited separately, then all voices on probation
+    together. The limits on volunteers and on networks may contradict each other, for example if
+    three volunteers share one network and a fourth volunteer uses all others; then only the limit
+    on volunteers applies.
     """
     weights = [0.0] * len(voices)
     for vetted in (True, False):

@@ -59,7 +59,7 @@ class RunLine(OverviewPart, frozen=True, kw_only=True):
     accepted: int = 0  # updates that wait for the merge
     steps: int = 0  # merged steps
     tokens: int = 0
-    time: MachineTime | None = None  # None if the run's machines were hardly present
+    time: MachineTime | None = None  # None: too little machine time in the last day
     pushed: Flow  # work submitted by volunteers in the window
     pulled: Flow  # work merged into versions
 

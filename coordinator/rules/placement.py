@@ -85,8 +85,8 @@ class Placement:
 class Machines:
     """Devices that recently asked for work, and the times when they will be free.
 
-    Kept in memory: after a restart a task goes to the first machine that asks, and each of several
-    replicas knows only its own askers.
+    Kept in memory: after a restart a task goes to the first machine that asks, and each replica
+    knows only the devices that asked it.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ ADVICE: Mapping[str, str] = {
 OPEN_OF_RUN, OPEN_OF_ACCOUNT = 4, 1  # most refused tasks that are done again at one time
 FAULTS_MAX = 3  # repeated refusals since a run's newest version at which the run pauses itself
 FAULTS_ALONE = 2  # the same number, if no update was accepted since that version
-LOSS_SLACK = 0.1  # relative difference of a reported loss from the server's own
+LOSS_SLACK = 0.1  # largest relative difference at which a reported loss counts as the server's own
 
 
 def is_question(reason: str) -> bool:

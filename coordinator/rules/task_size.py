@@ -261,8 +261,8 @@ def _steps_by_speed(run: Run, flops: float) -> int:
 def samples_for(run: Run, left: int, flops: float) -> int:
     """Return the samples of a new task for a worker of this speed, of `left` without a task.
 
-    If the server sizes tasks, it cuts the rest of a pass into equal tasks, since a short last task
-    would end before all others and bring its machine out of step with them.
+    If the server sizes tasks, it cuts the remaining samples of a pass into equal tasks, since a
+    short last task would end before all others and bring its machine out of step with them.
     """
     batch = run.settings.batch_size
     most = steps_for(run, flops) * batch

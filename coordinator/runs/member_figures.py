@@ -70,7 +70,7 @@ def comparable(losses: Mapping[int, Sequence[float]]) -> list[MemberLoss]:
 
 
 def best_of(losses: Sequence[MemberLoss], best_by: Literal["mean", "worst"]) -> MemberLoss | None:
-    """Return the lowest loss, and of equal ones that of the newest version; None without losses."""
+    """Return the lowest loss; of equal losses, the newest version's. None without losses."""
 
     def rank(loss: MemberLoss) -> tuple[float, int]:
         return (loss.mean if best_by == "mean" else loss.worst), -loss.version

@@ -70,7 +70,7 @@ class Standstills:
         self, conn: Connection, run: RunRow, server: run_facts.ServerFacts, now: float
     ) -> RunFacts:
         needs, pacing, is_due, keepers = 0, None, False, None
-        with suppress(VolunteerError):  # without its workload a run has fewer facts
+        with suppress(VolunteerError):  # without the workload, some facts stay unknown
             about = definition(run)
             needs = memory_bytes(run.parameters, about.workload.fixed_bytes(about.file.model))
             pacing, is_due = about.pacing, self._due(conn, run).now

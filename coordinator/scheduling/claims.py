@@ -295,7 +295,9 @@ class Claims:
     def _offers(
         self, conn: Connection, view: ClaimView, waiters: Sequence[Waiter], now: float
     ) -> list[Run]:
-        """Return the running runs as dispatch sees them; one on members' data for each waiter."""
+        """Return the running runs as dispatch sees them; a run on members' data once for each
+        waiter.
+        """
         lately = self._shares.lately({run.id: run.weight for run in view.runs}, now)
         specs = {line.id: self.spec(conn, line.id) for line in view.runs}
         accounts = {waiter.worker_id: waiter.volunteer_id for waiter in waiters}

@@ -98,7 +98,7 @@ class Renewals:
         return tuple([self._order(principal, task, request.paused) for task in request.tasks])
 
     async def _learn(self, worker_id: str, tasks: Sequence[TaskBeat]) -> None:
-        """Load leases that are missing in memory, repeatedly, since a flush may drop ended ones
+        """Load leases that are missing in memory, repeatedly, since a flush may drop ended leases
         meanwhile.
         """
         read: dict[int, TaskRow | None] = {}

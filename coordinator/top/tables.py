@@ -382,7 +382,7 @@ def lines(overview: Overview, width: int = 1000) -> Iterator[str]:
     at = datetime.fromtimestamp(overview.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     yield f"{printable(overview.server, 60)}  {at}"
     yield from verdict_lines(overview, width)
-    first = [troubles, runs] if len(overview.troubles) > 1 else [runs]  # the verdict tells one
+    first = [troubles, runs] if len(overview.troubles) > 1 else [runs]  # else in the verdict
     first += [refusals] if overview.refusals else []
     first += [failed_tasks] if overview.failed else []
     for table in first:

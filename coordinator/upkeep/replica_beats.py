@@ -52,7 +52,7 @@ class Beats:
         self._before_at = clock.monotonic()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Beat until `stop`; a failed beat is made up for by the next beat."""
+        """Beat until `stop`; after a failed beat the next one is sent at its usual time."""
         while not stop.is_set():
             await self._try(await asyncio.to_thread(self._measure))
             await pause(self._clock, health.BEAT_S, stop)

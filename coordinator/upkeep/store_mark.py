@@ -55,7 +55,7 @@ class StoreMark(msgspec.Struct, frozen=True, kw_only=True):
     key: str  # fingerprint of the coordinator's key
     mark: str
     turn: str
-    database: str  # identity that a copy of the database does not share, if it has one
+    database: str  # identity that a copy of the database does not share; "" = it has none
     place: str  # address of the database, for people
     until: float  # end of a server's lease
     contested: bool = False  # two databases took turns

@@ -51,7 +51,8 @@ SWEEP_S = 300.0  # interval of retention and of deleting orphans
 # an unreferenced blob is kept for this time, since a transaction may be about to refer to it
 ORPHAN_AGE_S = 3600.0
 PIECES_AGE_S = 2 * DAY_S  # age from which a piece is deleted, since its upload has expired
-# most blobs of one sweep: a share of the registered blobs that stay, but at least some
+# most blobs that one sweep deletes: SWEPT_SHARE of the registered blobs that stay, but at least
+# SWEPT_MIN
 SWEPT_SHARE, SWEPT_MIN = 0.1, 64
 
 log = structlog.get_logger("upkeep")

@@ -245,7 +245,7 @@ class PostgresRunner:
     # --- the clock ---
 
     async def _compare_clocks(self, clock: SystemClock) -> None:
-        """Set the clock's offset to that of the quickest of three round trips."""
+        """Set the clock's offset to the offset that the quickest of three round trips measured."""
         offsets: list[tuple[float, float]] = []
 
         def ask(connection: Connection) -> None:
