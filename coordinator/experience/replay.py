@@ -23,7 +23,7 @@ from coordinator.database import datasets, experience, runs, tasks, versions
 from coordinator.database.experience import ChunkRow, HarvestRow, Totals
 from coordinator.database.runs import RunRow
 from coordinator.experience.harvest import OPPONENT, experience_of
-from coordinator.plan.plan import quorum_of
+from coordinator.plan.merge_readiness import quorum_of
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.task_size import task_seed
 from coordinator.runs.definition import price_of_flops

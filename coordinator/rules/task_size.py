@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from coordinator.plan.plan import quorum_of
+from coordinator.plan.merge_readiness import quorum_of
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import SIZED_STEPS, RunFile, TaskSettings
 from shared.protocol.limits import DEVICE_BYTES, LONG_POLL_S_MAX

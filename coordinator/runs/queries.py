@@ -21,7 +21,7 @@ from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
 from coordinator.plan import privacy
-from coordinator.plan.plan import Pending, Ready, ready
+from coordinator.plan.merge_readiness import Pending, Ready, ready
 from coordinator.rules.advice import (
     alone,
     brief_games,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.engine.open_database import Database
     from coordinator.database.runs import RunRow
-    from coordinator.plan.plan import Ready
+    from coordinator.plan.merge_readiness import Ready
     from shared.clock import Clock
 
 FRESH_S, REST = 2.0, 20.0

@@ -13,13 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.plan.plan import (
-    Pending,
-    Ready,
-    plan,
-    quorum_of,
-    ready,
-)
+from coordinator.plan.merge_readiness import Pending, Ready, quorum_of, ready
+from coordinator.plan.plan import plan
 from coordinator.plan.plan_checks import check_steps
 from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS
