@@ -130,6 +130,11 @@ def _say_stored(draft: CreatedRun, where: Where) -> None:
             "PATH`: you get updates, losses and numbers of samples. Nobody else can do their work "
             "again, so it is never checked by recomputing: invite people whom you trust."
         )
+        if run.members.least > 1:
+            print(
+                f"Each version mixes the updates of {run.members.least} members at least: the run "
+                "waits until so many have submitted theirs."
+            )
     if run.privacy is not None:
         print(
             f"Its merges add noise of {run.privacy.noise:.3g} times the influence of one member: "
@@ -387,6 +392,7 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             ("credits", f"{run.credits_per_step:g} a step"),
             ("merge", run.merging),
             *_members(details.members),
+            ("mixed", _mixed(run)),
             ("experience", _experience(details.experience)),
             *_curves(details.experience),
             ("contributions", _contributions(details.contributions, details.checks)),
@@ -405,6 +411,12 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
     _suites(run)
     print()
     print_versions(details.versions, by_members=bool(details.members and details.members.best_by))
+
+
+def _mixed(run: RunInfo) -> str | None:
+    """Return the fewest members in a version of members' data; None if one may be alone."""
+    least = run.members.least if run.members else 0
+    return f"each version of {least} members at least" if least > 1 else None
 
 
 def _measured(run: RunInfo) -> str | None:

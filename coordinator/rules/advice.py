@@ -59,14 +59,11 @@ def alone(plan: Plan, *, noise: bool) -> tuple[str, ...]:
             f"[plan] quorum = 1: each version is one member's change alone, {shown}. A quorum of"
             " several members mixes them ([privacy] adds noise)",
         )
-    early = {"deadline_seconds": plan.deadline_seconds, "work_target": plan.work_target}
-    keys = " or ".join(f"{key} = {value:g}" for key, value in early.items() if value)
-    if plan.min_contributions > 1 or not keys:
+    if plan.min_contributions > 1:
         return ()
     return (
-        f"[plan] min_contributions = 1: at {keys} a version may be one member's change alone,"
-        f" {shown}. A larger min_contributions waits for others while they are there ([privacy]"
-        " adds noise)",
+        f"[plan] min_contributions = 1: a version may be one member's change alone, {shown}. "
+        "A larger min_contributions waits for so many members ([privacy] adds noise)",
     )
 
 

@@ -176,6 +176,19 @@ def check_train(settings: TrainSettings, plan: Plan, *, learns: bool = False) ->
         )
 
 
+def check_mixing(about: Definition) -> None:
+    """Raise InvalidRunFile for a rule that may leave members out of a version that is promised to
+    mix several.
+    """
+    least, rule = about.members_min, about.plan.aggregate
+    if least > 1 and rule not in ("mean", "norm-clip"):
+        raise InvalidRunFile(
+            f"[plan] min_contributions = {least} promises members that each version mixes so many"
+            f' of them, and aggregate = "{rule}" may leave all but one out: take "mean" or'
+            ' "norm-clip", or min_contributions = 1'
+        )
+
+
 def table_defaults(
     file: RunFile, workload: Workload, *, strangers: bool = False
 ) -> dict[str, Mapping[str, object]]:

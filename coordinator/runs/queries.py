@@ -496,6 +496,7 @@ def _members(about: Definition, dataset: datasets.DatasetRow | None) -> MembersD
         train=msgspec.structs.replace(about.file.train, init_from=""),
         batch_size=about.file.task.batch_size,
         quorum=about.plan.quorum,
+        least=about.plan.min_contributions,
     )
 
 

@@ -31,6 +31,7 @@ from coordinator.rules import run_file, run_file_help
 from coordinator.runs import publishing
 from coordinator.runs.definition import (
     Definition,
+    check_mixing,
     check_model,
     check_train,
     definition,
@@ -186,8 +187,8 @@ class Runs(PlatformService):
             msgspec.structs.replace(file, model=model, task=task, plan=plan, privacy=private)
         )
         about = of_file(stored)  # `of_file` also checks the plan
-        pacing = about.pacing
-        check_train(written.train, about.plan, learns=pacing is not None)
+        check_train(written.train, about.plan, learns=about.pacing is not None)
+        check_mixing(about)
         check_model(about.parameters)
         if data and not about.at_members:
             _check_samples(file, sum(counts))
@@ -306,6 +307,7 @@ class Runs(PlatformService):
         about = definition(run)
         run_file.check_stop(about.file.stop, self._clock.now())
         check_model(about.parameters)
+        check_mixing(about)
         if about.at_members:
             await self._check_members(about.workload)
         content = await self._store_initial(run)

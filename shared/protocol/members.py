@@ -28,6 +28,7 @@ class MembersData(Message):
     # Contributions that usually make a version, by the plan; with 1 a version may hold one member's
     # work alone. 0 = unknown.
     quorum: int = 0
+    least: int = 0  # fewest members whose changes make a version; 0 = unknown
 
 
 class MemberData(Message):

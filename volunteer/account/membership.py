@@ -44,6 +44,7 @@ class MemberTerms:
 
     licence: str = ""  # of the model
     quorum: int = 0  # contributions that usually make a version; 0 = unknown
+    least: int = 0  # fewest members whose changes make a version; 0 = unknown
     privacy: PrivacySpent | None = None  # None: no noise is added
 
 
@@ -103,7 +104,12 @@ async def member_run(api: Api, name: str, public_key: str, enabled: Sequence[str
         assets=await _assets(api, example),
         workload=workload,
         config=newest.config,
-        terms=MemberTerms(licence=info.licence, quorum=info.members.quorum, privacy=info.privacy),
+        terms=MemberTerms(
+            licence=info.licence,
+            quorum=info.members.quorum,
+            least=info.members.least,
+            privacy=info.privacy,
+        ),
     )
 
 

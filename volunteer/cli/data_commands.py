@@ -228,7 +228,13 @@ def data_lines(record: OwnRecord, place: Path, terms: MemberTerms) -> list[str]:
 
 def _terms(terms: MemberTerms) -> list[str]:
     """Return the lines about the organiser's view of the changes, and the published model."""
-    if terms.quorum > 1:
+    if terms.least > 1:
+        mixed = ngettext(
+            "A new model mixes the changes of {n} member at least.",
+            "A new model mixes the changes of {n} members at least, so never yours alone.",
+            terms.least,
+        )
+    elif terms.quorum > 1:
         mixed = ngettext(
             "A new model usually mixes the changes of {n} machine: of fewer while fewer take part, "
             "even of yours alone.",

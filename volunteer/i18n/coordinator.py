@@ -44,7 +44,7 @@ IDLE = {
     Reason.RUN_PAUSED: N_('the run is paused ("{words}")'),
     Reason.RUN_ENDED: N_("the run has ended"),
     Reason.ALL_TAKEN: N_("all tasks are held by others just now"),
-    Reason.IN_FLIGHT: N_("this machine holds as many tasks as it may for now"),
+    Reason.IN_FLIGHT: N_('this machine gets no further task for now ("{words}")'),
     Reason.MERGING: N_("every pass is done; the last results are being merged"),
     Reason.BANNED: N_('this account gets no work ("{words}")'),
     Reason.READ_ONLY: N_("the coordinator's disk is full: it takes nothing in"),

@@ -420,6 +420,7 @@ def _works(conn: sa.Connection) -> list[ContributionRow]:
         (TEXT + "[stop]\npasses = 2\n", "passes of its own data"),
         (TEXT + "[trust]\nrecompute = 0.1\n", "cannot be done again"),
         (TEXT.replace('"gpt"', '"gomoku"'), "makes its own data"),
+        (MIXED.replace("quorum = 3", 'quorum = 3\naggregate = "median"'), "leave all but one out"),
         (TEXT + "cap = 0.5\n", "cap"),
         (TEXT + "heldout_share = 0.0\n", "heldout_share"),
         (TEXT + "heldout_share = 0.5\n", "heldout_share"),
@@ -440,7 +441,7 @@ async def test_a_run_file_that_cannot_be_is_refused(
 async def measured_by_two(path: Path) -> list[str]:
     """Let two members measure a version; return the page of the run, and that of joining."""
     async with local_coordinator(path, public_page=True) as home:
-        await home.start_run(TEXT)
+        await home.start_run(MIXED)
         for name, samples, loss in (("Ann", 10, 2.0), ("Ben", 90, 4.0)):
             worker = await home.join(name)
             await declare(worker, samples)
@@ -459,6 +460,7 @@ def test_page_and_run_show_say_what_stays_and_how_it_is_measured(tmp_path: Path,
     assert losses in page
     text = run("run", "show", "tiny", "--data-dir", tmp_path).out
     assert f"{losses} at version 0" in text
+    assert "each version of 2 members at least" in text
     assert "stays with its members: 2 members on 2 machines, 100 samples, 800 items" in text
     shown = json.loads(run("run", "show", "tiny", "--data-dir", tmp_path, "--json").out)
     assert (shown["members"]["samples"], shown["members"]["newest"]["worst"]) == (100, 4.0)
