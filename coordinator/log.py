@@ -94,7 +94,7 @@ class MessageLimit(logging.Filter):
 
 class CauseLimit:
     """Processor that passes one line a minute about each cause of a failure, with the number of
-    suppressed ones: an outage affects every job, and each job retries every second.
+    suppressed lines: an outage affects every job, and each job retries every second.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:

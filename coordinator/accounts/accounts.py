@@ -168,8 +168,8 @@ class Volunteers:
         return self._tokens.recall(header)
 
     async def authenticate(self, worker_id: str, secret: str) -> Principal:
-        """Return the worker with this secret. Raises Unauthorized, or Banned from at most 0.5 s
-        after a ban on.
+        """Return the worker with this secret. Raises Unauthorized, or Banned: every process notices
+        a ban within 0.5 s.
         """
         return await self._tokens.principal(worker_id, secret)
 
@@ -187,8 +187,8 @@ class Volunteers:
         self._tokens.forget(worker)
 
     async def set_public(self, principal: Principal, public: bool) -> None:
-        """Show the nickname to others, or hide it: at once in this process, in others once their
-        leaderboard is computed anew.
+        """Show the nickname to others, or hide it: at once in this process, in other processes once
+        their leaderboard is computed again.
         """
         who = principal.volunteer_id
         await self._db.write(lambda conn: store.set_volunteer(conn, who, public=public))

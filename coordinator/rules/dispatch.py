@@ -158,8 +158,8 @@ class _PassState:
         return max(0, uncut)
 
     def turn(self) -> None:
-        """Begin the next pass once every sample of this one has a task; no pass follows the last
-        one.
+        """Begin the next pass once every sample of this pass has a task; no pass follows the last
+        pass.
         """
         if self.done:
             self.pass_no += 1
