@@ -9,12 +9,15 @@ from sqlalchemy import Connection
 
 from coordinator.checking import draw_effects
 from coordinator.database import contributions, recomputes, record, runs, volunteers
+from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open_database import Database
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.runs import RunRow
 from coordinator.database.volunteers import VolunteerRow
+from coordinator.plan.merge_weights import staleness_weight
 from coordinator.rules.draws import Result
 from coordinator.rules.standing import proof_rest_s
+from coordinator.runs.definition import definition
 from shared.protocol.base import Reason
 from tests.contract import test_escrow
 from tests.contract.test_escrow import FRIEND, NEW, PRICE, accepted, draw, have, merged
@@ -147,6 +150,27 @@ async def test_an_open_question_holds_up_no_pay_and_is_no_draw(database: Databas
     await database.write(lambda conn: ended(conn, question, "passed"))
     _, person = await of(database, run)
     assert (person.draws, person.proofs) == (2, 2)  # a refused task proves no work
+
+
+@pytest.mark.parametrize(("head", "state"), [(0, "accepted"), (2, "accepted"), (999, "superseded")])
+async def test_an_update_that_is_proved_late_counts_as_old_as_it_is_by_then(
+    database: Database, head: int, state: str
+) -> None:
+    run = await setting(database)
+
+    def prove(conn: Connection) -> ContributionRow:
+        row = draw(conn, merged(conn, run, NEW, 1.0))
+        waiting = accepted(conn, run, NEW, 1.0)
+        contributions.wait_for_proof(conn, waiting)
+        runs.set_values(conn, run, head=head)
+        ended(conn, row, "passed")
+        return contributions.by_id(conn, waiting)
+
+    row = await database.write(prove)
+    plan = definition((await of(database, run))[0]).plan
+    weight = staleness_weight(plan, head) or 1.0  # a superseded update keeps the weight it had
+    assert (row.state, row.weight) == (state, weight)
+    assert (await have(database))[0] == (PRICE if state == "accepted" else 0)
 
 
 async def test_a_draw_without_a_verdict_moves_no_standing_and_earns_nothing(
