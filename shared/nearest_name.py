@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from shared.sentences import Sentence
 from shared.text import SHOWN_CHARS_MAX
 
-SIMILARITY_MIN = 0.7  # least share of letters in common, in the same order, of similar names
-LENGTH_DIFFERENCE_MAX = 2  # largest difference in length of similar names, in letters
+SIMILARITY_MIN = 0.7  # similar names share at least this part of their letters, in order
+LENGTH_DIFFERENCE_MAX = 2  # similar names differ in length by this many letters at most
 LISTED_MAX = 16  # most names that a hint lists in full
 NEAREST_LISTED = 4  # names that a hint lists when there are more than LISTED_MAX
 PREFIX_LETTERS_MIN = 3  # shortest beginning of a name that is completed

@@ -28,8 +28,8 @@ class Route:
 
     @property
     def hashes(self) -> tuple[str, ...]:
-        """Return the hashes of the route's blobs and of all its weights, from the base or snapshot
-        to the wanted ones.
+        """Return the hashes of the route's blobs, and of each weights file that is read or built on
+        the route, from the base or snapshot to the wanted weights.
         """
         snapshot_weights = (self.snapshot.weights,) if self.snapshot else (self.base,)
         return (

@@ -52,7 +52,7 @@ def command_line(words: list[str]) -> str:
 
 def find_torch(build: str) -> list[str]:
     """Return the options with which an installer finds a build of torch, whose version an extra of
-    this package pins. The build for macOS is on PyPI and needs none.
+    this package pins. The build for macOS is on PyPI and needs no options.
     """
     folder = TORCH_FOLDERS.get(build)
     if folder is None:

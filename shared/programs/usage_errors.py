@@ -192,7 +192,9 @@ def _no_value(error: CoercionError, value: str, name: str) -> Sentence:
 
 
 def _place(error: CycloptsError) -> str:
-    """Return the name of an argument as the help writes it: a word such as RUN, or its option."""
+    """Return the name of an error's argument as the help writes it: a word such as RUN, or an
+    option; "" for an error without an argument.
+    """
     if error.argument is None:
         return ""
     return error.argument.name if error.argument.index is None else _word_of(error.argument)

@@ -36,7 +36,9 @@ class PrivacySpent(Message):
 
     @property
     def explained(self) -> str:
-        """Return the spent privacy in words, with the meaning of several accounts of a person."""
+        """Return the spent privacy in words, and what it means for a person with several
+        accounts.
+        """
         return (
             f"{self.text}. Somebody with k accounts is protected k times less and weighs k times"
             " more: vouch for everybody once"

@@ -78,8 +78,8 @@ def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
 
 
 def _negative(update: DecodedUpdate, floats: Sequence[TensorSpec]) -> str:
-    """Return the name of the first running variance with a negative value, whose root would be
-    NaN.
+    """Return the name of the first running variance with a negative value, whose root would be NaN;
+    "" if all values are valid.
     """
     for spec in floats:
         if spec.role == "buffer" and spec.name.endswith(VARIANCE):

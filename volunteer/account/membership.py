@@ -2,8 +2,8 @@
 declaration to the coordinator.
 
 The builders are those of the organiser's own datasets, with the tokenizer, chat template or picture
-size of the run's example, so that every member's samples have the same form. Only numbers are sent
-to the coordinator.
+size of the run's example, so that every member's samples have the same form. A declaration sends
+only numbers to the coordinator.
 """
 
 from __future__ import annotations

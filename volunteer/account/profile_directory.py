@@ -138,7 +138,9 @@ class Profile:
         self.endpoint = path / "control.json"
 
     def current(self) -> Identity | None:
-        """Return the identity in use. Raises Configuration when it is damaged."""
+        """Return the identity in use; None if there is no account. Raises Configuration when the
+        identity is damaged.
+        """
         try:
             slug = read_text(self.path / "current").strip()
         except FileNotFoundError:

@@ -124,7 +124,8 @@ class RecordCheck:
         return KeptHead(tree=tree, payload=signed.payload, signature=signed.signature)
 
     async def check(self) -> str:
-        """Compare the present head, and that of the newest manifest, with the newest stored head.
+        """Compare the present head, and the head in the newest manifest, with the newest stored
+        head.
 
         Returns a sentence if the record was rewritten, else "".
         """
@@ -196,7 +197,9 @@ class RecordCheck:
         )
 
     async def _compare(self, old: KeptHead, new: KeptHead) -> str:
-        """Return a sentence unless the record of `new` is proved to begin with that of `old`."""
+        """Return "" if the record of `new` is proved to begin with the record of `old`, else a
+        sentence for the owner.
+        """
         before, now = old.tree, new.tree
         if now.size < before.size:
             return _rewrite_sentence(old, now)

@@ -71,7 +71,9 @@ class Claimer:
 
     @property
     def late_result_reason(self) -> IdleReason | None:
-        """Return the reason to delay the next task if a late result waits to be submitted."""
+        """Return the reason to delay the next task: a late result waits to be submitted; else
+        None.
+        """
         if any(self.place.store.outbox.holds(*key) for key in self.place.held.late):
             return IdleReason(
                 reason="late", message=Sentence("submitting a late result before more is claimed")

@@ -49,8 +49,8 @@ class ModelSteps:
         device: str,
         call_on_loop: Callable[[Callable[[], None]], None],
     ) -> StepMeter | None:
-        """Return a meter, if a step is to be measured; `call_on_loop` runs a call on the event
-        loop.
+        """Return a meter for a task; None if the task has no optimiser steps, or a recent
+        measurement of them is stored. `call_on_loop` runs a call on the event loop.
         """
         if job.kind not in LEARNS or self.recent_step(job, version, device) is not None:
             return None

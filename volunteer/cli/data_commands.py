@@ -92,7 +92,9 @@ class _Addition:
         self._skipped = Skipped()
 
     def carry_out(self, *, yes: bool, json: bool) -> int:
-        """Build the data, show all that will be sent, declare the numbers if the person agrees."""
+        """Build the data, show all that will be sent, declare the numbers if the person agrees.
+        Return the exit code.
+        """
         run = self._run()
         with interrupt_on_end_signals(), self._own.building(run.name) as target:
             record = self._build(run, target, json=json)

@@ -1,6 +1,6 @@
 """Command line of the volunteer.
 
-This module only parses; each command's imports happen when it runs (torch is never imported).
+This module only parses; a command imports its modules when it runs.
 """
 
 from __future__ import annotations

@@ -349,7 +349,9 @@ def call_account(
 async def _stream_answer(
     api: Api, path: str, body: dict[str, Any], *, show: bool
 ) -> tuple[str, Usage | None]:
-    """Return an answer and its usage; with `show` the words are printed as they arrive."""
+    """Return an answer and its usage, None if the coordinator sent no usage; with `show` the words
+    are printed as they arrive.
+    """
     from shared.protocol.endpoints import MODEL
     from volunteer.net.prompt_api import stream_answer
 

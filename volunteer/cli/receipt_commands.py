@@ -139,8 +139,8 @@ async def _ask(directories: Directories, identity: Identity, book: ReceiptBook) 
 
 
 async def _fetch(profile: Any, check: RecordCheck) -> str:
-    """Fetch new receipts, unless the running volunteer does so; a banned account gets no
-    receipts.
+    """Fetch new receipts, unless a running volunteer does so or the coordinator refuses them, as to
+    a banned account. Return a sentence about a wrong receipt, else "".
     """
     from shared.errors import Configuration, Forbidden, Unauthorized
 

@@ -310,7 +310,9 @@ def _visits(profile: Profile) -> Visits:
 
 
 async def _with_screen(make: Callable[[], Engine], screen: VolunteerApp, low: bool) -> int:
-    """Run the screen on the agent's event loop; end the agent when the screen ends."""
+    """Run the screen on the agent's event loop; end the agent when the screen ends. Return the exit
+    code.
+    """
     drawing = asyncio.create_task(screen.run_async())
     engine = await _engine_after_first_paint(screen, drawing, make, low)
     if engine is None:

@@ -69,7 +69,9 @@ def _announced(e: events.Announced) -> str | None:
 
 
 def _connection(e: events.Connection) -> str | None:
-    """Return a sentence when the coordinator stops answering, and another when it answers again."""
+    """Return the sentence that the coordinator answers, or that it cannot be reached; None if the
+    event repeats the last one.
+    """
     if e.repeated:
         return None
     if e.online:

@@ -39,7 +39,9 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def memory_properties(info: RunInfo | None) -> str:
-    """Return as one text the properties of a run on which its need of memory depends."""
+    """Return as one text the properties of a run on which its need of memory depends; "" for
+    None.
+    """
     if info is None:
         return ""
     sizes = (info.parameters, info.memory_bytes, int(info.step_flops))

@@ -67,7 +67,7 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
-    """Finished task, as forecasts need it."""
+    """Finished task, with the figures that forecasts need."""
 
     task: int = 0
     run: str
@@ -155,8 +155,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 def lasting_standstill(
     standstill: Standstill | None, run: str, status: Status
 ) -> Standstill | None:
-    """Return a run's standstill; None if this working machine has just ended it, because nobody, or
-    nobody with data, was there before.
+    """Return a run's standstill. Return None if no machine, or no machine with data, worked for the
+    run, and this machine does: it is not paused, and has data.
     """
     if standstill is None or any(not pause.device for pause in status.pauses):
         return standstill

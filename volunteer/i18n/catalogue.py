@@ -84,7 +84,7 @@ def choose(setting: str, environ: Mapping[str, str] | None = None) -> LanguageCh
 
 
 def _choice_of(locale: str) -> LanguageChoice | None:
-    """Return the choice for a locale's name, such as `de_CH.UTF-8`, if there is a translation."""
+    """Return the choice for a locale's name, such as `de_CH.UTF-8`; None without a translation."""
     name = locale.partition(".")[0].partition("@")[0].replace("-", "_")
     language, _, country = name.partition("_")
     language = language.lower()

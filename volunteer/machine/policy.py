@@ -118,8 +118,8 @@ def lift(decision: Decision) -> tuple[PolicyState, tuple[Hold, ...]]:
 
 
 def rest_after(busy_s: float, share: float) -> float:
-    """Return the seconds to rest after `busy_s` seconds of work so that work takes `share` of the
-    time; WAIT_S_MAX at most.
+    """Return the seconds to rest after `busy_s` seconds of work so that work takes `share` (0 to 1)
+    of the time; WAIT_S_MAX at most.
     """
     return min(WAIT_S_MAX, busy_s * (1.0 / max(share, 0.01) - 1.0)) if share < 1.0 else 0.0
 

@@ -2,8 +2,8 @@
 
 `system_calls.txt` lists the calls that the program and its libraries need. Some may be made only
 with some arguments: a socket of TCP, but none of MPTCP, whose connections Landlock does not check.
-Every other call fails with ENOSYS, as on a system without it, and is reported to the helper process
-outside of the sandbox, so that the program can name it to its owner.
+A call that is not listed fails with ENOSYS, as on a system without the call, and is reported to the
+helper process outside of the sandbox, so that the program can name it to its owner.
 """
 
 from __future__ import annotations

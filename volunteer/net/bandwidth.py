@@ -33,7 +33,7 @@ class Throttle:
         return max(PIECE_BYTES_MIN, int(self._bytes_per_s * PIECE_S))
 
     def charge(self, count: int) -> float:
-        """Count bytes. Return the seconds to wait before the next bytes."""
+        """Count `count` bytes as moved. Return the seconds to wait before the next bytes."""
         if not self._bytes_per_s:
             return 0.0
         now = self._clock.monotonic()

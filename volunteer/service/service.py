@@ -126,7 +126,9 @@ def _failure_sentence(command: tuple[str, ...], output: list[str]) -> Sentence:
 
 
 def _gpu_groups() -> tuple[str, ...]:
-    """Return the existing groups that may open a GPU here; systemd refuses a missing group."""
+    """Return the groups that may open a GPU here and exist, since systemd refuses a missing
+    group.
+    """
     if sys.platform == "win32":
         return ()
     import grp

@@ -77,19 +77,25 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     ended: events.Stopped | None = None
 
     def task(self, device: str = "") -> TaskStatus | None:
-        """Return the most advanced task of one device or of all: training first, then uploading."""
+        """Return the most advanced task of a device, or of all devices for "": training first, then
+        uploading; None without a task.
+        """
         tasks = [t for t in self.status.tasks if device in ("", t.device)]
         return min(tasks, key=lambda t: (_ORDER[t.phase], t.task), default=None)
 
     def curve(self, task: int | None) -> Curve | None:
-        """Return the curve of a task; the newest curve for None."""
+        """Return the curve of a task, or the newest curve for None; None if there is no such
+        curve.
+        """
         for curve in reversed(self.curves):
             if task is None or curve.task == task:
                 return curve
         return None
 
     def run(self) -> str:
-        """Return the run of this machine's present task, or of its last task."""
+        """Return the run of this machine's present task, else of its last task, else of the newest
+        verdict, else the first listed run; "" if there is no run.
+        """
         task = self.task()
         if task is not None:
             return task.run
@@ -221,7 +227,7 @@ def _add_training(view: AgentView, event: events.Training) -> AgentView:
 
 
 def _losses(event: events.Training) -> tuple[float | None, float | None]:
-    """Return the loss, or for a generator and its critic both losses."""
+    """Return a generator's and its critic's losses; for other training the loss, and None."""
     generator, critic = event.metrics.get("loss_g"), event.metrics.get("loss_d")
     if generator is not None and critic is not None:
         return generator, critic

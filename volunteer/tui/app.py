@@ -139,7 +139,7 @@ class VolunteerApp(App[int]):
 
     @property
     def control(self) -> Control | None:
-        """Return the control of the volunteer that is shown."""
+        """Return the control of the volunteer that is shown; None before `attach`."""
         return self._feed.control if self._feed is not None else None
 
     @property
@@ -217,7 +217,9 @@ class VolunteerApp(App[int]):
 
     @property
     def _page(self) -> Page | None:
-        """Return the visible page, even behind the palette or a dialog, once it has its widgets."""
+        """Return the visible page, even behind the palette or a dialog; None until it has its
+        widgets.
+        """
         stack = self.screen_stack if self._running else []
         page = next((s for s in reversed(stack) if isinstance(s, Page) and s.is_current), None)
         return page if page is not None and page.is_mounted else None
@@ -258,7 +260,9 @@ class VolunteerApp(App[int]):
 
     @override
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return whether an action would have an effect now."""
+        """Return True if an action would have an effect now; the footer and the palette hide
+        others.
+        """
         if action in keys.HIDDEN_AT_FIRST_START and self._first_start:
             return False
         if action in ("pause", "pause_for", "finish"):

@@ -99,6 +99,8 @@ class AppExit:
 
     @property
     def farewell(self) -> str:
-        """Return the sentence that stays in the terminal after the volunteer's end."""
+        """Return the sentence that stays in the terminal after the volunteer's end; "" before the
+        end.
+        """
         ended = self._app.latest.ended
         return (words(ended) or "") if ended is not None else ""

@@ -45,8 +45,8 @@ class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return self.value is not None and (away or scene.now - self.at > AGED_S)
 
     def note(self, scene: Scene) -> str:
-        """Return the note for the border: an old reply's age, or that the first reply is
-        awaited.
+        """Return the note for the border: an old reply's age, or that the first reply is awaited;
+        "" for a fresh reply.
         """
         if self.value is not None and self.old(scene):
             return as_of(scene.now - self.at)

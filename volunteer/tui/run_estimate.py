@@ -201,7 +201,7 @@ def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[l
 def _estimate_from_steps(
     info: RunInfo, devices: Sequence[Device], status: Status
 ) -> RunEstimate | None:
-    """Return the estimate from measured steps of the run's model, if there are any."""
+    """Return the estimate from the measured steps of the run's model; None without such steps."""
     ids = {device.id for device in devices}
     steps = [step for step in status.steps if step.run == info.name and step.device in ids]
     best = min(steps, key=lambda step: step.step_s, default=None)

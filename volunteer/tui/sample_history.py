@@ -25,7 +25,7 @@ class SampleHistory:
         return self._first
 
     def last(self) -> int | None:
-        """Return the newest loaded version with a sample."""
+        """Return the newest loaded version with a sample; None if no loaded version has one."""
         return max((n for n, row in self.rows.items() if row.sample), default=None)
 
     async def begin(self, control: Control, head: int) -> None:

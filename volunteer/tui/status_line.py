@@ -181,7 +181,7 @@ def connection(view: AgentView, now: float, glyphs: Glyphs) -> Activity:
 
 def merge_sentence(view: AgentView, run: str, now: float) -> str:
     """Return when the next version is made: "next version in 2 contributions or 3:12"; or why no
-    version is made.
+    version is made; "" if unknown.
     """
     beat = view.beat(run)
     if beat is not None and beat.standstill is not None:

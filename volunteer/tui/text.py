@@ -182,7 +182,9 @@ def spread(start: Line, end: Line, cells: int) -> Line:
 
 
 def wrap(text: str, cells: int, rows: int, ellipsis: str = "…") -> list[str]:
-    """Return the words of a text on at most `rows` lines of at most `cells`."""
+    """Return the words of a text on at most `rows` lines of at most `cells`; cut text ends with
+    `ellipsis`.
+    """
     if cells <= 0 or rows <= 0:
         return []
     lines: list[str] = []

@@ -318,8 +318,8 @@ def schema(config: CausalConfig) -> Schema:
 
 
 def trained_whole(config: CausalConfig) -> tuple[str, ...]:
-    """Return the trained weights of the base model: head and table of tokens, in a model whose
-    other weights are frozen.
+    """Return the trained weights, head or table of tokens, of a base model whose other weights are
+    frozen; () if it has none, or all its weights are trained.
     """
     if config.lora is None:
         return (HEAD,) if config.head else ()
@@ -340,7 +340,7 @@ def token_modules(shape: Shape) -> dict[str, str]:
 
 
 def adapted(config: CausalConfig) -> dict[str, tuple[int, int]]:
-    """Return the matrices with adapters, and their (outputs, inputs)."""
+    """Return the matrices with adapters, and their (outputs, inputs); {} without adapters."""
     if config.lora is None:
         return {}
     return {
@@ -412,7 +412,7 @@ def held_in_few(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def libraries(config: CausalConfig) -> tuple[str, ...]:
-    """Return the libraries that training needs besides the workload's own."""
+    """Return the libraries that training needs besides the workload's own; () if it needs none."""
     return (LIBRARY,) if config.base_precision in ("int8", "nf4") else ()
 
 

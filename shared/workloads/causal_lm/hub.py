@@ -242,7 +242,9 @@ def _licence(info: Any) -> str:
 
 
 def _endpoint() -> str | None:
-    """Return the mirror that the environment names now; the library reads it only at import."""
+    """Return the address of the hub that the environment names now, which the library reads only at
+    import; None for the library's default.
+    """
     return os.environ.get("HF_ENDPOINT") or None
 
 

@@ -61,7 +61,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chance(self) -> float:
-        """Return the share of correct answers by guessing."""
+        """Return the share of correct answers by guessing: 0 for written answers."""
         if self.kind == "exact":
             return 0.0
         return sum(1 / len(example.choices) for example in self.examples) / len(self.examples)

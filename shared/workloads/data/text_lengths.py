@@ -10,7 +10,9 @@ Meta = dict[str, str | int | float]
 
 
 def lengths(sizes: Sequence[int], unit: str) -> Meta:
-    """Return median, 95th percentile and maximum of lengths as metadata."""
+    """Return median, 95th percentile and maximum of lengths in `unit` as metadata; {} without
+    lengths.
+    """
     if not sizes:
         return {}
     middle, long = np.percentile(sizes, (50, 95))

@@ -2,7 +2,7 @@
 
 The author's module is imported only by a process that computes. For other processes, a child
 process reads tables, builds the model once, and counts what a sample costs. The config of a run
-holds what was derived, so command lines and servers never import torch.
+holds the derived facts, so a process can read them without torch.
 """
 
 from __future__ import annotations
@@ -243,8 +243,8 @@ def _described(request: bytes, path: tuple[str, ...]) -> CodeReply:
 
 
 def _answer(request: bytes, path: Sequence[str]) -> CodeReply:
-    """Return the reply to a request, of this process if it has torch, else of a child process.
-    Raises InvalidRunFile.
+    """Return the reply to a request: from this process if it has imported torch, else from a child
+    process. Raises InvalidRunFile.
     """
     if "torch" in sys.modules:
         from shared.workloads.derived.code_answers import answered

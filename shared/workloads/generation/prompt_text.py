@@ -86,7 +86,7 @@ class PromptText:
 
     @cached_property
     def _marking(self) -> Tokenizer | None:
-        """Return the same tokenizer, set to read special tokens."""
+        """Return the same tokenizer, set to read special tokens; None without a tokenizer."""
         tokenizer = load_tokenizer(self._data) if self._data is not None else None
         if tokenizer is not None:
             tokenizer.encode_special_tokens = False

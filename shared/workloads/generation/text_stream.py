@@ -18,7 +18,7 @@ class StopStrings:
         self.stopped = False
 
     def take(self, text: str) -> str:
-        """Add a piece; return the text that cannot be the beginning of a stop string any more. Sets
+        """Add a piece; return the text that can no longer be the beginning of a stop string. Set
         `stopped` at a stop string.
         """
         text = self._held + text
@@ -50,7 +50,9 @@ class TextStream:
         return self._stops.stopped
 
     def add(self, token: int) -> str:
-        """Return the text that is final with this token; sets `stopped` at a stop string."""
+        """Return the text that is final with this token, perhaps ""; set `stopped` at a stop
+        string.
+        """
         self._tokens.append(token)
         text = self._new_text()
         return self._stops.take(text) if text else ""
@@ -72,7 +74,9 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of a text begin a stop string."""
+    """Return how many characters at the end of a text are the beginning of the stop string
+    `stop`.
+    """
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):
             return size

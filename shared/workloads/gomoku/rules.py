@@ -107,7 +107,7 @@ class Position:
 
     @property
     def player(self) -> int:
-        """Return the player to move."""
+        """Return the player to move: 1 is the first player, -1 the second."""
         return 1 if len(self.moves) % 2 == 0 else -1
 
     @property

@@ -194,7 +194,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def causal(self) -> CausalConfig | None:
-        """Return the model named by `from`, if there is one."""
+        """Return the model named by `from`; None without `from`."""
         return CausalConfig.from_dict(self.base) if self.base else None
 
     def text(self, file: Callable[[str], Path]) -> Text:

@@ -144,7 +144,9 @@ def _without_marks(text: str) -> str:
 
 
 def _leading(text: str) -> tuple[Fraction, str] | None:
-    """Return the leading number of a text, and the text after it."""
+    """Return the number at the beginning of a text, and the text after it; None if the text begins
+    with no number.
+    """
     if ten := _TEN.match(text):
         value = _power(Fraction(1), int(ten["braced"] or ten["bare"]))
         return None if value is None else (_signed(value, ten["sign"]), text[ten.end() :])

@@ -293,8 +293,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def final(text: str, place: str = "") -> str:
-    """Return the final answer in a text, at the last place for answers. `place` is the
-    problem's own; a text without it has no answer.
+    """Return the final answer in a text, at the last place for answers; "" if it is empty. If the
+    problem names a `place`, the answer follows it, and is "" in a text without it.
     """
     if place:
         _, separator, rest = text.rpartition(place)
@@ -333,7 +333,7 @@ def _bare(text: str) -> str:
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """Return the last match in a text."""
+    """Return the last match in a text; None without a match."""
     return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
 
 

@@ -1,5 +1,5 @@
-"""Dropout with masks fixed by the sample alone: the same on every device, for any micro-batch, and
-in a recompute.
+"""Dropout with masks fixed by the task's seed, the step and the sample: the same on every device,
+for any micro-batch, and in a recompute.
 
 The generator is counter-based, like those of Salmon et al. 2011: the output function of SplitMix64
 (Steele et al. 2014) over sample, place and position, four 16-bit lanes each. A CPU takes a third of

@@ -97,7 +97,9 @@ def _pairs(bpe: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _parts(step: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
-    """Return the parts of a normalizer or a pre-tokenizer."""
+    """Return the parts of a normalizer or a pre-tokenizer; `name` is the key that lists them. [] if
+    `step` is None.
+    """
     if step is None:
         return []
     return list(step[name]) if step["type"] == "Sequence" else [step]

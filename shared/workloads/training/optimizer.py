@@ -1,8 +1,8 @@
 """Inner optimiser of local work: AdamW or SGD from torch, or Muon.
 
 A task's optimiser is fresh, so with Muon no parameter has a second moment, which would need many
-steps to become accurate: matrices inside blocks take orthogonal steps, all other parameters steps
-of one length.
+steps to become accurate: matrices inside blocks take orthogonal steps, and all other parameters
+steps whose rows all have the same root mean square.
 """
 
 from __future__ import annotations

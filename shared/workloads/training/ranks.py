@@ -118,7 +118,9 @@ class Ranks:
         return own_start
 
     def collect(self, gradients: Iterable[Tensor], look: Callable[[], None]) -> None:
-        """Receive and add gradients of all ranks; `look` is called meanwhile. Raises RankLost."""
+        """Receive and add the gradients of all ranks, calling `look` many times a second. Raises
+        RankLost.
+        """
         try:
             for job in [dist.reduce(value, 0, async_op=True) for value in gradients]:
                 while not job.is_completed():

@@ -243,8 +243,8 @@ class Onboarding(Page):
 
     @property
     def _first_reachable(self) -> int:
-        """Return the number of the first step that can be reached: the limits once the account is
-        made.
+        """Return the index of the first step that can be reached: the limits step once the account
+        is made, else 0.
         """
         return STEPS.index(LimitsStep) if self.choice.joined else 0
 

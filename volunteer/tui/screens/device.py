@@ -367,7 +367,9 @@ def benchmark_lines(
 def _compared(
     speed: Benchmark, workers: Sequence[WorkerInfo], scene: Scene, room: int
 ) -> list[Line]:
-    """Compare this device with the median of the active workers, by the same benchmark."""
+    """Return a line that compares this device's benchmark with the median rate of the run's active
+    workers; [] for fewer than two workers.
+    """
     info = scene.view.info(scene.view.run())
     # A machine is listed once for each of its tasks.
     rates = list({worker.worker_id: worker.rate for worker in workers if worker.rate}.values())

@@ -144,7 +144,9 @@ def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tup
 
 
 def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
-    """Return the place of this volunteer, which stays visible below the list."""
+    """Return the line below the list with the place of this volunteer, or why the volunteer has no
+    place; () for an empty list.
+    """
     place = next((row for row in leaders if row.me), None)
     me = scene.view.status.me
     if place is None:

@@ -28,7 +28,9 @@ class Colourless(LineFilter):
 
 
 def _plain(style: Style | None, ground: float) -> Style | None:
-    """Return a style without colours."""
+    """Return a style without colours; None for None. `ground` is the brightness, 0..1, of the
+    page's background.
+    """
     if style is None:
         return None
     paper = _brightness(style.bgcolor)

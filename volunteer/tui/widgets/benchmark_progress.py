@@ -12,7 +12,7 @@ ROOMY = len(STAGES) + 4  # rows for every stage, the bar, and the purpose
 
 
 def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return the lines of a running benchmark."""
+    """Return the lines of a running benchmark; [] if none runs."""
     now = scene.view.benchmark
     if now is None:
         return []

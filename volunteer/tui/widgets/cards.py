@@ -60,7 +60,9 @@ class DeviceCard(Panel):
 
 
 def device_of(scene: Scene) -> Device | None:
-    """Return the device to show: the chosen one, else the working one, else a usable GPU or CPU."""
+    """Return the device to show: the chosen device, else the working device, else a usable GPU,
+    else the CPU; None before the devices are known.
+    """
     task = scene.view.task(scene.device)
     device_id = scene.device or (task.device if task else "")
     devices = scene.view.status.devices
@@ -112,7 +114,9 @@ def memory_spans(scene: Scene, device: Device, cells: int) -> Line:
 
 
 def pace_lines(scene: Scene, device: str, cells: int) -> list[Line]:
-    """Return the recent speeds of a device."""
+    """Return the line with the recent speeds of a device, in steps a second; [] before the
+    first.
+    """
     speeds = scene.view.speeds.get(device, ())
     if not speeds:
         return []
@@ -279,7 +283,9 @@ def _loss_of(info: RunInfo | None, model: ModelView | None, glyphs: Glyphs) -> l
 
 
 def _progress_of(info: RunInfo | None, cells: int, scene: Scene) -> list[Line]:
-    """Return the bar of a run's progress, and where known the estimated time to its end."""
+    """Return the bar of a run's progress and, if known, the estimated time to its end; [] if the
+    progress is unknown.
+    """
     if info is None or info.progress is None:
         return []
     tail = f" {percent(info.progress)}"

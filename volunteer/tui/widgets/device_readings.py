@@ -81,7 +81,9 @@ def device_state(device: Device, scene: Scene, cells: int) -> Line:
 
 
 def _load(sensed: Sensed, loads: tuple[float, ...], scene: Scene, cells: int) -> list[Line]:
-    """Return the load as a small curve up to the newest value; as a bar before three values."""
+    """Return the load as a small curve up to the newest value, or as a bar for fewer than three
+    values; [] without a reading.
+    """
     if sensed.utilisation is None:
         return []
     tail = f" {percent(sensed.utilisation)}"

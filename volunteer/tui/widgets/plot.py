@@ -259,6 +259,6 @@ def number(value: float, step: float) -> str:
 
 
 def last_value(points: Sequence[Point]) -> float | None:
-    """Return the newest finite value of a curve's last 50 points."""
+    """Return the newest finite value of a curve's last 50 points; None without a finite value."""
     good = finite(points[-50:])
     return good[-1][1] if good else None

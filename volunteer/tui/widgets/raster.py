@@ -77,7 +77,9 @@ def frame(series: Sequence[Sequence[Point]], *, right: float | None = None) -> P
 
 
 def columns(points: Sequence[Point], view: PlotFrame, pixels: int) -> list[Column | None]:
-    """Return first, last, lowest and highest value of every pixel column; points are sorted."""
+    """Return first, last, lowest and highest value of every pixel column, None for a column without
+    points; `points` are sorted by x.
+    """
     spans: list[Column | None] = [None] * pixels
     for x, y in finite(points):
         if not view.left <= x <= view.right:

@@ -147,8 +147,8 @@ class SampleCard(Panel):
 
 
 def _drawn_curve(scene: Scene) -> Curve | None:
-    """Return the curve of the running task if its preview is a drawing. Without points the plot of
-    the loss shows the preview, so that None is returned.
+    """Return the curve of the running task if its preview is a drawing. Return None also for a
+    curve without points, whose preview the plot of the loss shows.
     """
     task = scene.view.task(scene.device)
     curve = scene.view.curve(task.task) if task is not None else None

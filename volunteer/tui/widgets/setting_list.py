@@ -118,7 +118,7 @@ class SettingList(Vertical):
 
     @property
     def chosen(self) -> SettingRow | None:
-        """Return the setting under the cursor."""
+        """Return the setting under the cursor; None if no setting is listed."""
         key = self.query_one(Listing).key
         return next((row for row in self._rows() if row.name == key), None)
 

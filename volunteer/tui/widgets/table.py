@@ -301,7 +301,9 @@ class Listing(Panel):
 
     @override
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return False for enter if the page has its own use of the key."""
+        """Return False for enter if the page has its own use of the key, and Textual's answer for
+        any other action.
+        """
         if action == "choose" and not self._by_enter:
             return False
         return super().check_action(action, parameters)
