@@ -189,8 +189,8 @@ class Submitter:
     def _end_lease(self, entry: QueuedResult, how: str, message: str) -> bool:
         """Drop the waiting results of the lease of `entry`, and end the work on the lease.
 
-        Return True if the lease is no longer in work and its last result was among them; for a
-        lease in work the device loop announces the end.
+        Return True if the lease is no longer in work and its last result was `entry` or is dropped
+        here; for a lease in work the device loop announces the end.
         """
         later_results = self._same_lease(entry)
         for result in later_results:

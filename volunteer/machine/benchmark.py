@@ -99,8 +99,8 @@ def benchmark(
     stop: Callable[[], bool],
     now: float = 0.0,
 ) -> Benchmark:
-    """Measure a device; `report` gets each stage and the share done, `stop` is asked whether to
-    cancel. Raises BenchmarkCancelled.
+    """Measure a device at the time `now` (UTC epoch seconds). `report` gets each stage and the
+    share done; `stop` returns True to cancel. Raises BenchmarkCancelled.
     """
     import torch
 

@@ -160,7 +160,9 @@ def _entry(entry: str) -> tuple[Sequence[int], int, int]:
 
 
 def _days(word: str, entry: str) -> Sequence[int]:
-    """Return `fri`, `Friday` and `fri-mon` as numbers of days. Raises ValueError otherwise."""
+    """Return the numbers of the days (0 = Monday) that a word such as `fri`, `friday` or `fri-mon`
+    names. Raises ValueError, which quotes `entry`, for another word.
+    """
     match = _SPAN.fullmatch(word)
     names = [name for name in (match.groups() if match else (word,)) if name]
     numbers = [

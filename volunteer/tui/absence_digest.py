@@ -85,13 +85,15 @@ class Visits:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._last: Visit | None = None
-        self._away = path is not None  # the digest of this absence is still to come
+        self._away = path is not None  # no visit has begun since the last absence
         if path is not None:
             with suppress(VolunteerError):  # a damaged file is replaced after this visit
                 self._last = read_record(path, Visit)
 
     def start(self, status: Status, now: float) -> str:
-        """Begin a visit, once the figures are there, and return its digest; "" without news."""
+        """Begin a visit if the coordinator has sent the figures; return the digest of the absence
+        before it, "" without figures or news.
+        """
         after = visit_of(status, now) if self._away else None
         if after is None:
             return ""
@@ -99,7 +101,7 @@ class Visits:
         return digest(before, after) if before is not None else ""
 
     def end(self, status: Status, now: float) -> None:
-        """End the visit: keep the figures that the owner saw last."""
+        """End the visit: store the figures that the owner saw last."""
         if self._path is None or self._away or (last := visit_of(status, now)) is None:
             return
         self._last, self._away = last, True

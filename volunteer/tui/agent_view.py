@@ -300,7 +300,9 @@ def _outer(
     last: tuple[int, Content] | None,
     sample: tuple[int, Content],
 ) -> tuple[tuple[int, Content], tuple[int, Content]]:
-    """Return the samples of the oldest and the newest version; they arrive in any order."""
+    """Return the samples of the oldest and the newest version among the three; `sample` is a new
+    one, of any version.
+    """
     return (
         sample if first is None or sample[0] <= first[0] else first,
         sample if last is None or sample[0] >= last[0] else last,

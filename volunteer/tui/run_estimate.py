@@ -239,8 +239,8 @@ def _estimate_from_benchmark(
 
 
 def game_part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> str:
-    """Return a device's part in a run of games or answers, and the number of these an hour; "" for
-    other runs.
+    """Return what a device does in a run of games or answers, and how many games or answers an hour
+    this device and all machines make; "" for other runs.
     """
     beat = next((beat for beat in status.beats if beat.run == run), None)
     if beat is None or beat.episodes_per_hour is None:

@@ -186,7 +186,7 @@ class SampleBatches:
         return self._built.batch(parts)
 
     def fields(self, start: int, stop: int) -> dict[str, Tensor]:
-        """Return samples, stacked, by the field's name."""
+        """Return samples [start, stop), stacked, by the name of the field."""
         if self._images is not None:
             return {"": torch.from_numpy(unit_range(self._images.read(start, stop)))}
         if self._windows is not None:

@@ -23,7 +23,7 @@ def tokenizer_of(data: Data | None) -> bytes | None:
 
 def text_sample(decoder: Decoder, prompt: str, seed: int) -> Sample:
     """Return a prompt and its continuation of SAMPLE_TOKENS tokens. A context that becomes full is
-    cut to its last half, and generation goes on from there.
+    cut to its last half, from which generation continues.
     """
     tokens = decoder.encode(prompt)
     prompt_length = len(tokens)

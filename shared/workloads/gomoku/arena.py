@@ -43,7 +43,9 @@ class FinishedGame(msgspec.Struct, frozen=True, kw_only=True):
     outcome: int
 
     def record(self, version: int, weights: str, device: str, against: int = -1) -> GameRecord:
-        """Return the record that is submitted."""
+        """Return the game's record for a submission: `version` and the hash `weights` are of the
+        player that the task measures or trains, `against` is the other player's version in a match.
+        """
         return GameRecord(
             game=self.plan.game,
             seed=self.plan.seed,

@@ -1,4 +1,4 @@
-"""Verifiers: pure functions from an answer's text to a reward between 0 and 1.
+r"""Verifiers: pure functions from an answer's text to a reward between 0 and 1.
 
 A verifier is a struct whose fields are its arguments. A problem may name only the verifiers of this
 module and of installed packages, found by the entry point group `volunteer.verifiers`. A problem

@@ -75,7 +75,9 @@ class LeaveChoices(Panel):
 
 
 def choice_lines(view: AgentView, at: int, cells: int, glyphs: Glyphs) -> list[Line]:
-    """Return the tasks in hand, three rows a choice, and the key to stay."""
+    """Return the lines of the dialog: the running tasks, three rows for each way to quit, and the
+    key to stay.
+    """
     tasks = in_hand(view)
     if len(tasks) == 1:
         sentence = _(

@@ -201,7 +201,9 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
 
 
 def _work(me: Me, cells: int, glyphs: Glyphs) -> list[Span]:
-    """Return the counts of merged and rejected contributions; without a rejection, of accepted."""
+    """Return the counts of merged and of rejected contributions; if none is rejected, of merged and
+    of accepted contributions.
+    """
     merged = _("{merged} merged", merged=me.merged)
     if me.rejected:
         rejected = _("{rejected} rejected", rejected=me.rejected)
