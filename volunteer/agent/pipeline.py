@@ -68,7 +68,7 @@ class Pipeline:
 
 
 class _LeaseRun:
-    """Work on one lease."""
+    """Work on the parts of one lease, with the base version that is bound at the time."""
 
     def __init__(
         self,

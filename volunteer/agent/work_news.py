@@ -50,7 +50,7 @@ class WorkNews:
             self.place.bus.emit(event)
 
     def announce_lease(self, work: LeaseInWork) -> None:
-        """Announce a lease."""
+        """Announce the task of a lease, its size, price and deadline."""
         lease, job = work.lease, work.lease.job
         self.place.bus.emit(
             events.Claimed(

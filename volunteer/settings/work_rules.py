@@ -162,7 +162,7 @@ class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 )
 
     def roles_of(self, device: str) -> tuple[str, ...]:
-        """Return the roles of a device."""
+        """Return the roles ("play", "learn", "train") that a device may take."""
         roles = self.device_roles.get(device)
         return tuple(dict.fromkeys(roles.split())) if roles else self.roles
 

@@ -34,7 +34,9 @@ Text = Annotated[str, Meta(min_length=1, max_length=ANSWER_BYTES_MAX)]
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of a suite."""
+    """One line of a suite. `answer` is the index of the right choice, or one or several right
+    texts.
+    """
 
     prompt: Annotated[str, Meta(max_length=PROMPT_BYTES_MAX)]
     answer: int | Text | Annotated[tuple[Text, ...], Meta(min_length=1, max_length=CHOICES_MAX)]

@@ -32,7 +32,7 @@ _KEPT = "kept 5b1f9e"  # name of a filter that checks blocks stored in variables
 
 
 class Bounded(ImmutableSandboxedEnvironment):
-    """Sandbox of one template."""
+    """Sandbox that compiles one chat template and counts its turns, calls and CPU time."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 

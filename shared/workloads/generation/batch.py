@@ -35,7 +35,7 @@ Finish = Literal["stop", "length"]
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate."""
+    """Request for one sequence: its prompt, its limits, and how its tokens are chosen."""
 
     id: str
     prompt: tuple[int, ...]

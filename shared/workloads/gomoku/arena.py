@@ -35,7 +35,7 @@ class GamePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FinishedGame(msgspec.Struct, frozen=True, kw_only=True):
-    """Finished game."""
+    """Finished game: its plan, its moves, a row of visits for each searched move, its outcome."""
 
     plan: GamePlan
     moves: tuple[int, ...]

@@ -107,7 +107,7 @@ class PlayWork(ABC):
 
     @abstractmethod
     def _record(self, played: FinishedGame) -> GameRecord:
-        """Return the record that is submitted."""
+        """Return the record of a finished game, to be submitted."""
 
     @abstractmethod
     def _metrics(self) -> dict[str, float]:
@@ -115,7 +115,7 @@ class PlayWork(ABC):
 
     @property
     def _kind(self) -> str:
-        """Return the kind of the device."""
+        """Return the kind of the device, such as "cuda" for "cuda:0"."""
         return self._device.partition(":")[0]
 
     def _preview(self) -> str:

@@ -134,7 +134,7 @@ class Search:
             self._mix_noise(self._noise)
 
     def run(self, evaluator: Evaluator) -> None:
-        """Search to the end."""
+        """Run all simulations, with `evaluator` for the waiting boards."""
         while len(boards := self.waiting()):
             self.receive(*evaluator(boards))
 

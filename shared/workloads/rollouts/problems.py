@@ -32,7 +32,7 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One problem."""
+    """Prompt, and the rewards of an answer to it."""
 
     prompt: str
     rewards: tuple[Reward, ...]

@@ -189,7 +189,7 @@ class LogPage(Page):
 
 
 def level_of(event: AnyEvent) -> Level:
-    """Return the level of an event."""
+    """Return the severity of an event: "info", "warning" or "error"."""
     match event:
         case events.Notice(level="error"):
             return "error"
