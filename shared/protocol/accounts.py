@@ -203,8 +203,8 @@ class WorkerInfo(Message):
     last_seen: float
     rate: float | None = None  # steps a second
     task: int | None = None
-    run: str = ""  # of that task
-    celsius: float | None = None  # temperature of its hottest device
+    run: str = ""  # run of the task
+    celsius: float | None = None  # temperature of the machine's hottest device
     day_micro: int | None = None  # pay of its work of the last 24 hours; None if not counted yet
 
 

@@ -51,7 +51,7 @@ class Reason(StrEnum):
 class Cause(StrEnum):
     """Cause of a run's standstill; see coordinator/rules/standstill_causes.py."""
 
-    PAUSED = "paused"  # by its organiser
+    PAUSED = "paused"  # the organiser has paused the run
     AT_FAULT = "at_fault"  # the run paused itself
     NO_SERVER = "no_server"
     CLOSED = "closed"  # a disk or store is full, read-only or away
@@ -61,7 +61,7 @@ class Cause(StrEnum):
     NOTHING_TEACHES = "nothing_teaches"
     NO_FIT = "no_fit"
     NOBODY = "nobody"
-    NO_DATA = "no_data"  # no machine here keeps data for it
+    NO_DATA = "no_data"  # no live machine keeps data for the run
     PROOF = "proof"
     MERGE_DUE = "merge_due"
     STALLED = "stalled"

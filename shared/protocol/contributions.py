@@ -70,7 +70,7 @@ class Verdict(Message):
     reason: str = ""  # code of a reason
     message: str = ""  # a sentence
     weight: float | None = None
-    version: Count | None = None  # version that it was merged into
+    version: Count | None = None  # version that contains the contribution
     credits_micro: int = 0  # pending or earned by now
     at: float = 0.0
     # True: the part came too late, but the lease continues with the same part, computed again from

@@ -69,7 +69,7 @@ class Announcement(Message):
 
     id: int
     text: str
-    run: str = ""  # run that it is about
+    run: str = ""  # run that the sentence is about; "" = no particular run
     at: float = 0.0
     until: float | None = None
 

@@ -375,7 +375,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int = 0
     price_micro: int = 0  # price of a thousand tokens, or of one image
     output: Output = "text"  # an image model ignores the prompt
-    # "volunteers": their machines may answer too, and their owners can read the prompts
+    # "volunteers": machines of volunteers may answer too, and these volunteers can read the prompts
     answered_by: str = "organiser"
 
 

@@ -85,7 +85,7 @@ class Receipt(Message, kw_only=True):
     volunteer: str
     run: str
     contribution: int | None  # None = pay for an answer to a prompt
-    version: int | None  # version that it was merged into; None for work that needs no merge
+    version: int | None  # version that contains the work; None for work that needs no merge
     credits_micro: int
     entry: LedgerEntry
     leaf: Places  # index of the entry's leaf in the tree

@@ -70,9 +70,9 @@ class VersionManifest(Message):
     expires_at: float  # a volunteer warns if this is still the newest version after this time
     downlink: Downlink = Downlink()
     chunks_sha256: str = ""  # hash of the dataset's public part; see `chunks_digest`
-    # SHA-256 of the task suites that score it, by name.
+    # SHA-256 of the task suites that score the version, by name.
     suites: dict[str, str] = msgspec.field(default_factory=dict)
-    tree: TreeHead | None = None  # head of the coordinator's record when this was signed
+    tree: TreeHead | None = None  # head of the coordinator's record at the signing
     # Schedule of tasks that begin from this version: total global steps of the run, and its warm-up
     # steps; 0 = as the lease says.
     total_steps: Count = 0

@@ -167,7 +167,7 @@ class FrameWriter:
         self._sync = sync
         self._schema = schema
         self._index = 0  # tensor being written
-        self._filled = 0  # its elements so far
+        self._filled = 0  # elements of this tensor written so far
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
         self._sink = Sink(self._temporary, len(header) + nbytes(schema), sync=sync)
         self._append(memoryview(header))

@@ -44,7 +44,7 @@ class ReplayOptions(Table, frozen=True, kw_only=True):
     window_min: Annotated[int, Meta(ge=1, le=1 << 20)] = 64  # episodes before the first learn task
     # approximate number of times that a sample is learnt; paces learners by new episodes
     reuse: Annotated[float, Meta(ge=0.01, le=1000)]
-    # accepted episodes not yet learnt from; above it no actor gets a task
+    # most accepted episodes that are not learnt from yet; above this number no actor gets a task
     queue: Annotated[int, Meta(ge=1, le=1 << 20)]
     learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks that may run at once
 
@@ -68,7 +68,7 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = "game"  # word for an episode
     samples: int = 0  # samples of an episode; 0 = any number, and all episodes teach
     warm_steps: int = 0  # global steps that learners make from examples, before any episode
-    warm_lr: float = 0.0  # learning rate of these steps
+    warm_lr: float = 0.0  # learning rate of the warm steps
     match_games: int = 0  # games of one match
     match_every: int = 0  # versions from one match to the next; 0 = no matches
 

@@ -74,7 +74,7 @@ class BaseVersions:
             raise InvalidFrame(
                 Sentence("the coordinator sent no manifest of the version to begin from")
             )
-        # A task that began before keeps its earlier base.
+        # A task that began before a restart keeps its base.
         newest = _begins_at_newest(lease) and before is None
         manifest = self.downloads.verify(start.manifest, lease, floor if newest else -1)
         if before is None or before.version != start.version:

@@ -121,7 +121,7 @@ class DeviceLoop:
                 await self.pipeline.downloads.prefetch_data(work)
                 await self.life.unless(lambda: self.life.winding_up, self._fetch_weights(work))
             except VolunteerError:
-                pass  # the task meets the error again when it begins
+                pass  # the error is raised again when the task begins
         return work
 
     async def _claim_ahead(self) -> LeaseInWork | None:

@@ -53,7 +53,7 @@ class DeviceLoops:
                 try:
                     self.loaded_workloads[name] = self.load(name)
                 except (VolunteerError, ImportError):
-                    continue  # claiming its tasks would fail each of them
+                    continue  # each task of the workload would fail here
         return self.loaded_workloads
 
     def loop(self, device: LentDevice) -> DeviceLoop:

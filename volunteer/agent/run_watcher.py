@@ -231,7 +231,7 @@ class RunWatcher:
     async def _request_runs(self) -> None:
         runs = await self.place.remote.api.query(endpoints.RUNS)
         self.place.bus.emit(events.RunsListed(runs=runs))
-        self.place.life.notify()  # a claim that names its runs may name a new run
+        self.place.life.notify()  # a claim that lists runs may add a new run
 
     async def _request_versions(self, run: str) -> None:
         """Announce the losses measured since the last call, each with its own time."""

@@ -44,7 +44,7 @@ class Connection(Event):
     message: Words = ""
     retry_at: float | None = None
     queued: int = 0  # results waiting in the outbox
-    since: float | None = None  # when the outage began; None in its first event
+    since: float | None = None  # when the outage began; None in the first event of an outage
     repeated: bool = False  # the outage and its cause are known
 
 

@@ -61,7 +61,7 @@ class CallRule:
 def _sockets() -> Iterator[CallRule]:
     yield CallRule(
         (ArgumentTest(0, socket.AF_UNIX), ArgumentTest(1, socket.SOCK_SEQPACKET, _KIND)), ALLOW
-    )  # CUDA uses these
+    )  # CUDA uses such sockets
     for family in (socket.AF_INET, socket.AF_INET6):
         for kind, protocol in ((socket.SOCK_STREAM, _TCP), (socket.SOCK_DGRAM, _UDP)):
             for number in (0, protocol):
@@ -73,7 +73,7 @@ def _sockets() -> Iterator[CallRule]:
                     ),
                     ALLOW,
                 )
-    for kind in (socket.SOCK_RAW, socket.SOCK_DGRAM):  # addresses of this machine
+    for kind in (socket.SOCK_RAW, socket.SOCK_DGRAM):  # netlink, to read the machine's addresses
         yield CallRule(
             (ArgumentTest(0, 16), ArgumentTest(1, kind, _KIND), ArgumentTest(2, 0)), ALLOW
         )

@@ -34,7 +34,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     home: Path
     system: str = sys.platform
     uid: int = 0
-    machine: bool = False  # for the whole machine, with a user of its own
+    machine: bool = False  # True: started with the machine, and run by a user of its own
     environment: Mapping[str, str] = {}
     join: str = ""  # join link of a machine's service
     groups: tuple[str, ...] = ()  # groups of this machine that may use a GPU

@@ -48,7 +48,7 @@ class SignedHeads(msgspec.Struct, frozen=True, kw_only=True):
     """Heads that the coordinator signed so far."""
 
     heads: tuple[KeptHead, ...] = ()  # smallest first; each continues the previous one
-    broken: KeptHead | None = None  # first head that did not continue
+    broken: KeptHead | None = None  # first head that contradicts these heads
     restored_at: float = 0.0  # time of the restore that the coordinator last announced
 
 

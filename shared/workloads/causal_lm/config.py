@@ -97,8 +97,8 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
     context: int  # tokens of a window
     lora: Lora | None  # None = every weight is trained
     source: str = ""  # folder of the first weights, or hub:OWNER/NAME@COMMIT
-    files: Mapping[str, ChunkRef] = {}  # files of these weights
-    licence: str = ""  # licence of that model
+    files: Mapping[str, ChunkRef] = {}  # files of the first weights, by name
+    licence: str = ""  # licence of the model in `source`
     head: bool = False  # only the head is trained
     base_precision: BasePrecision = "float32"  # precision of frozen matrices inside blocks
     base: BaseSettings = BaseSettings()  # settings of the model in `source`

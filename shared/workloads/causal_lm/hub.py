@@ -66,7 +66,7 @@ class HubModel(msgspec.Struct, frozen=True, kw_only=True):
     reference: Reference
     licence: str
     sizes: Mapping[str, int]
-    hashes: Mapping[str, str]  # SHA-256 of each file for which the hub states it
+    hashes: Mapping[str, str]  # SHA-256 of each file whose SHA-256 the hub states
 
 
 def reference(source: str) -> Reference:

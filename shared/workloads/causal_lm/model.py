@@ -193,7 +193,7 @@ def _hold(
     module: nn.Module, config: CausalConfig, weights: Weights, device: str, precision: BasePrecision
 ) -> None:
     """Replace matrices by matrices of few bits, one at a time: float32 may not fit the memory."""
-    # the library stores these matrices transposed
+    # the library stores the matrices of GPT-2 transposed
     turned = isinstance(config.shape, Gpt2Shape)
     for name in held_in_few(config.shape):
         weight = weights[f"{name}.weight"].to(device, torch.float32)

@@ -33,7 +33,7 @@ Numbers = NDArray[np.int64]
 class Dialogues(NamedTuple):
     """Dialogues of all training chunks, as one stream of tokens."""
 
-    starts: Numbers  # places of their first tokens
+    starts: Numbers  # place of the first token of each dialogue
     lengths: Numbers
     edges: Numbers  # places where a run begins, and the end of the stream
     learnt: Numbers  # learnt tokens before each edge

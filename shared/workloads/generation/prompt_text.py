@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DIGITS_MAX = 12
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte in tokenizers of the kind of SentencePiece
-_BLANK = "\u2581"  # the sign of these tokenizers for a blank
+_BLANK = "\u2581"  # SentencePiece's sign for a blank
 
 
 class PromptText:

@@ -36,7 +36,9 @@ class Shaping(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 0  # only this many of the likeliest tokens; 0 = all
     min_p: float = 0.0  # only tokens at least this share as likely as the likeliest
     presence_penalty: float = 0.0  # taken from the logits of tokens that the answer has
-    frequency_penalty: float = 0.0  # taken from these logits for each occurrence
+    frequency_penalty: float = (
+        0.0  # taken from a token's logit for each time that the answer has it
+    )
     repetition_penalty: float = 1.0  # divides logits of tokens in prompt or answer; above 1: fewer
     bias: tuple[tuple[int, float], ...] = ()  # tokens, and what is added to their logits
 
@@ -133,7 +135,8 @@ def agrees(
         return False
     surely[token] = perhaps[token] = False
     weight, before = float(weights[token]), np.arange(len(weights)) < token
-    # the token's part begins first if all tokens after it are kept, and ends last if none is
+    # the token's part begins earliest if all tokens after it are kept, and ends latest if no token
+    # after it is kept
     least_before = float(weights[surely & before].sum())
     most_before = least_before + float(weights[perhaps & before].sum())
     least_after = float(weights[surely & ~before].sum())

@@ -34,7 +34,7 @@ from shared.workloads.training.device_differences import has_bfloat16, to_host
 _CACHE_ELEMENTS = 480_000
 _GPU_BATCH = 4096
 _MEASURED = 16  # positions that the units of fixed-point numbers are measured on
-_STONES = 0.6  # largest share of cells with a stone in these positions
+_STONES = 0.6  # largest share of cells with a stone in the measured positions
 
 
 class ResidualBlock(nn.Module):

@@ -29,7 +29,7 @@ class InvalidGroup(BadRequest):
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All answers to one problem, one after the other."""
 
-    problem: int  # its number among all problems of the run
+    problem: int  # number of the problem among all problems of the run
     version: int  # version that generated the answers, from the first token to the last
     weights: str  # SHA-256 of the published weights of that version
     lengths: tuple[int, ...]  # tokens of each answer, including its end
