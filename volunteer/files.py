@@ -85,7 +85,7 @@ def read_record(path: Path, kind: type[T]) -> T | None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file, so that it can still be examined."""
+    """Rename a damaged file, so that it can still be examined; return its new path."""
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
     return aside

@@ -50,7 +50,7 @@ def write_link(
     base: Path, master: Path, schema: Schema, files: tuple[Path, Path], how: LinkSettings
 ) -> tuple[EncodedUpdate, WrittenFile]:
     """Write the link from the published weights `base` towards the master weights, and the
-    published weights that result from it.
+    published weights that result from it; return the hashes and sizes of both.
 
     `files` are the paths of the link and of the resulting weights. Raises InvalidFrame,
     StorageFull, OSError.
@@ -96,6 +96,7 @@ def follow_link(
 
 def round_weights(master: Path, schema: Schema, path: Path) -> WrittenFile:
     """Write the published weights of a version without a base: the master's, rounded to bfloat16.
+    Return the hash and size of the file.
 
     Raises InvalidFrame, StorageFull, OSError.
     """

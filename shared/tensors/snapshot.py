@@ -65,7 +65,9 @@ def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> 
 
 
 def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> WrittenFile:
-    """Write a snapshot's weights as a tensor file. Raises InvalidFrame, StorageFull, OSError."""
+    """Write a snapshot's weights as a tensor file; return its hash and size. Raises InvalidFrame,
+    StorageFull, OSError.
+    """
     with ExitStack() as files:
         file = files.enter_context(path.open("rb"))
         if file.read(len(MAGIC)) != MAGIC:

@@ -178,7 +178,7 @@ async def register(
     named: bool = True,
     patience_s: float = FOREVER,
 ) -> Identity:
-    """Register a stored identity; a repeated call uses the same ids.
+    """Register a stored identity and return it as registered; a repeated call uses the same ids.
 
     An open coordinator requires a proof of work from newcomers without a code. A name that no
     person chose (not `named`) is replaced by a random one if the coordinator refuses it. Raises

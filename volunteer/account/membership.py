@@ -267,7 +267,9 @@ def _images(
 def _samples(
     run: MemberRun, sources: OwnSources, target: OwnBuild, skipped: Skipped, tell: Tell
 ) -> DatasetManifest:
-    """Let the workload itself read the files, as `coordinator dataset add --for` does."""
+    """Let the workload itself read the files, as `coordinator dataset add --for` does; return the
+    manifest of the data.
+    """
     request = DatasetWanted(
         name=run.name, sources=tuple(sources.paths), heldout_share=run.heldout_share
     )

@@ -238,7 +238,9 @@ class Agent:
         return await self._close()
 
     async def _open(self, named_runs: tuple[str, ...]) -> list[tuple[Device, Trainer]]:
-        """Connect to the coordinator and find the devices, in parallel."""
+        """Connect to the coordinator and find the devices, in parallel; return each lent device
+        with its trainer.
+        """
         first = self._thread("first")
         detecting = asyncio.wrap_future(first.call(self._machine.detect))
         await self._connect(named_runs)

@@ -132,7 +132,9 @@ class Answering:
         go_on = True
 
         def generate() -> Finish | None:
-            """Generate the tokens; runs on the thread of the device."""
+            """Generate the tokens, on the thread of the device; return why the answer ended, None
+            if it was stopped earlier.
+            """
             for token in model.answer(version, task):
                 if token.chosen is not None:
                     loop.call_soon_threadsafe(tokens.append, token.chosen.token)

@@ -133,7 +133,9 @@ class Claimer:
         return reply.lease or reply.idle
 
     async def accept(self, lease: Lease) -> LeaseInWork | IdleReason:
-        """Store the lease, unless its result is stored already or `max_tasks` is reached."""
+        """Store the lease and return it as a lease in work; return the reason why the device has no
+        lease if its result is stored already, the disk is full, or `max_tasks` is reached.
+        """
         device, leases, holding = self.device.id, self.place.store.leases, self.place.held
         stored_lease = HeldLease(lease=lease, device=device, claim_id=leases.claim_id(device))
         if holding.get(stored_lease.key) is not None or self.place.store.outbox.holds(

@@ -97,8 +97,8 @@ class DeviceLoop:
             self.pipeline.close()
 
     async def _take_over(self, revived: Sequence[HeldLease]) -> list[LeaseInWork]:
-        """Take the leases of an earlier process, so that heartbeats renew them. Give back the
-        leases beyond `max_tasks`.
+        """Take the leases of an earlier process, so that heartbeats renew them, and return them as
+        leases in work. Give back the leases beyond `max_tasks`.
         """
         holding, ends = self.claimer.place.held, self.claimer.ends
         leases: list[LeaseInWork] = []

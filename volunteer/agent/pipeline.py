@@ -144,7 +144,7 @@ class _LeaseRun:
         return not waiting or (waiting < AHEAD and not self._pipeline.outbox.full)
 
     async def _run_part(self, place: PartPosition) -> Finished[QueuedResult] | Interrupted:
-        """Train and encode one part, on one base."""
+        """Train and encode one part, on one base; return its result, or the interruption."""
         work, plan, pipeline = self._work, self._plan, self._pipeline
         if work.ended:
             raise asyncio.CancelledError

@@ -114,7 +114,7 @@ class Submitter:
                 self._apply_reply(entry, reply)
 
     async def _try(self, entry: QueuedResult) -> SubmitReply:
-        """Send one result once, and count a failure."""
+        """Send one result once and return the reply; count a failure."""
         self._sending = True
         try:
             return await self._send(entry)

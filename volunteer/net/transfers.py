@@ -195,7 +195,8 @@ class Transfers:
             raise Unreachable(Sentence("the download was interrupted"))
 
     async def upload(self, request: UploadRequest, path: Path, on_bytes: OnBytes) -> UploadInfo:
-        """Send the rest of a file, in one try; a further call resumes where the server says.
+        """Send the bytes of a file that the server does not have, in one try, and return the state
+        of the upload; a further call resumes where the server says.
 
         Raises Unreachable also if the server lost the upload or has other bytes than the file.
         """
@@ -226,7 +227,9 @@ class Transfers:
     async def _upload_to_store(
         self, request: UploadRequest, info: UploadInfo, path: Path, on_bytes: OnBytes
     ) -> UploadInfo:
-        """Send pieces to the object store while it takes them; the rest goes to the coordinator."""
+        """Send pieces to the object store as long as it accepts them; return the state of the
+        upload, whose remaining bytes the coordinator gets.
+        """
         with path.open("rb") as file:
             while info.url and self._client.may_go_to(info.url) and not info.complete:
                 before = info.offset

@@ -78,7 +78,7 @@ class Cache:
         return self._partial / f"built-{secrets.token_hex(8)}"
 
     def adopt(self, partial: Path, sha256: str) -> Path:
-        """Move a verified file into the cache."""
+        """Move a verified file into the cache; return its new path."""
         path = self._path(sha256)
         private_directory(path.parent)
         partial.replace(path)

@@ -149,7 +149,7 @@ def build_chat(
 
 
 def _assets(settings: DialogueSettings, put: Put, vocab_size: int) -> dict[str, ChunkRef]:
-    """Store a tokenizer and its template."""
+    """Store a tokenizer and its template; return them by asset name."""
     assets = {}
     form = msgspec.json.encode(settings.template)
     for name, blob, items in (("tokenizer", settings.tokenizer, vocab_size), (TEMPLATE, form, 1)):
@@ -249,7 +249,7 @@ def _encode(tokenizer: Any, template: ChatTemplate, read: Dialogue) -> Iterator[
 
 
 def _store_chunks(dialogues: Iterable[_Dialogue], put: Put) -> tuple[ChunkRef, ...]:
-    """Store dialogues as chunks; a dialogue is never divided between two."""
+    """Store dialogues as chunks, and return the chunks; a dialogue is never divided between two."""
     chunks: list[ChunkRef] = []
     group: list[NDArray[np.uint32]] = []
 

@@ -185,7 +185,9 @@ def _loss(built: BuiltModel, samples: list[Any], first: int) -> Tensor:
 
 
 def _samples(request: SamplesRequest) -> CodeReply:
-    """Write the samples of files; a file that cannot be read is skipped by the author's code."""
+    """Write the samples of files and return the reply; the author's code skips a file that it
+    cannot read.
+    """
     code = load_code(request.code)
     options = options_of(code, request.options)
     assert code.samples is not None

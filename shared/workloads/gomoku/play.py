@@ -82,7 +82,9 @@ class PlayWork(ABC):
             player.move(self._device)
 
     def halve(self) -> int:
-        """Evaluate in smaller batches; the running search starts over."""
+        """Evaluate in smaller batches, and return their new size; the running search starts
+        over.
+        """
         self._arena.again()
         release_memory(self._device)
         return min(player.halve() for player in self._players.values())

@@ -205,7 +205,9 @@ class Search:
         self._waiting = np.concatenate([path.fresh for path in self._paths])
 
     def _select(self) -> _Paths:
-        """Descend from each root to a new or finished position; make a row for a new position."""
+        """Descend from each root to a new or finished position, making a row for a new position;
+        return the paths.
+        """
         levels, rows = list[Rows](), self._roots
         while int(rows.min()) < self._end:
             levels.append(rows)

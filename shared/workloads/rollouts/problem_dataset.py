@@ -141,7 +141,9 @@ class PromptWriter:
         return end_of_text(self.tokenizer)
 
     def assets(self, put: Put) -> dict[str, ChunkRef]:
-        """Store the tokenizer and its template."""
+        """Store the tokenizer and its template; return them by asset name, {} without a
+        tokenizer.
+        """
         blobs: dict[str, tuple[bytes, int]] = {}
         if self.blob is not None and self.tokenizer is not None:
             blobs["tokenizer"] = self.blob, vocab_of(self.tokenizer)

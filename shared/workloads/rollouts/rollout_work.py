@@ -148,7 +148,7 @@ class RolloutWork:
     def resume(self) -> None: ...
 
     def halve(self) -> int:
-        """Generate fewer answers together."""
+        """Generate fewer answers together; return their new number."""
         if self._slots == 1:
             raise MemoryError("a single answer does not fit into memory")
         self._slots = max(1, self._slots // 2)

@@ -107,8 +107,8 @@ class MicroBatchPace:
             self.set(micro)
 
     def halve(self) -> int:
-        """Halve the size after an out-of-memory error; no later size is larger. Raises MemoryError
-        at one sample.
+        """Halve the size after an out-of-memory error and return it; no later size is larger.
+        Raises MemoryError at one sample.
         """
         if self.micro <= 1:
             raise MemoryError("one sample alone does not fit into the memory of this device")

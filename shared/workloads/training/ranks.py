@@ -171,8 +171,8 @@ class Ranks:
         dist.init_process_group(rank=0, **joining)
 
     def _lost(self) -> RankLost:
-        """Stop all ranks, and exclude the dead ranks (all ranks, if no rank is dead) from the
-        task.
+        """Stop all ranks, and exclude the dead ranks (all ranks, if no rank is dead) from the task;
+        return the error to raise.
         """
         for rank in self._ranks:
             rank.process.join(DYING_S / len(self._ranks))
