@@ -52,9 +52,10 @@ def evaluate(
     """Measure the distance of images from fixed noise to real ones; `budget_s` and `stop` only end
     the measurement early.
 
-    "loss" is the Fréchet distance in the judge's features, "frechet_real" that of real images that
-    the judge never saw, "coverage" the share of the classes that were drawn, "class_overlap" the
-    agreement of the classes' shares, "complete" 1 or 0.
+    "loss" is the Fréchet distance in the judge's features; "frechet_real" is the same distance for
+    real images that the judge never saw. "coverage" is the share of the classes that were drawn,
+    "class_overlap" the agreement of the classes' shares with the shares among real images, "images"
+    the number of measured images, "complete" 1, or 0 after an early end.
     """
     judge = _judge(config, heldout)
     image_count = int(_EVAL_FLOPS / flops(config.generator()))
@@ -92,8 +93,10 @@ def _judge(config: DcganConfig, heldout: Data | None) -> Judge:
 
 
 def class_figures(odds: NDArray[np.float64], real: NDArray[np.float64]) -> tuple[float, float]:
-    """Return (coverage, overlap) of classes, from images' probabilities `odds` (N, K) and the real
-    shares (K,); an image of uncertain class counts for none.
+    """Return (coverage, overlap) from the class probabilities `odds` (N, K) of drawn images and the
+    shares `real` (K,) of the classes among real images. Coverage is the share of the real classes
+    that are drawn at least `_SHARE_MIN` as often as they should be; overlap is the sum over classes
+    of the smaller share. An image of uncertain class counts for no class.
     """
     sure = np.nan_to_num(odds).max(axis=1) >= _SURE
     shares = np.bincount(odds[sure].argmax(axis=1), minlength=len(real)) / len(odds)

@@ -1,8 +1,9 @@
 """Dashboard: the current work of this machine and its results.
 
-The room decides which cards are visible: all of them from 116 x 35, the task, the curves and one
-group of the others at 80 x 24, the task and one card at 60 x 16, else one block of lines (with one
-card from 14 rows on), alone on the screen below six rows.
+The size of the terminal, in cells, decides which cards are visible. From 116 x 35 on, all cards; at
+80 x 24, the task, the curves and one group of other cards; at 60 x 16, the task and one card.
+Smaller screens show one block of lines, with one card from 14 rows on; below six rows the block
+stands alone, without tabs and keys.
 """
 
 from __future__ import annotations
