@@ -111,7 +111,7 @@ def decode_line(line: bytes, kind: type[T], place: str) -> T:
 
 
 def _key_and_problem(error: msgspec.ValidationError, kind: object) -> tuple[str, str]:
-    """Return the wrong key, if the error names one, and the sentence about it."""
+    """Return the wrong key, "" if the error names no key, and the sentence about the error."""
     match = _WHERE.fullmatch(str(error))
     problem, key = (match[1], match[2] or "") if match else (str(error), "")
     valid = choices(kind, key) if kind is not None and _CHOICE.fullmatch(problem) else ()

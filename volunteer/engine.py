@@ -298,7 +298,8 @@ class Engine:
             self._agent.stop(how)
 
     async def _query(self, agent: Agent, command: commands.Query) -> tuple[Any, str]:
-        """Return a reply of the coordinator and the cursor of the next page.
+        """Return a reply of the coordinator and the cursor of the next page, "" after the last
+        page.
 
         A list of runs also goes to all subscribers as an event, and a query about the account also
         sends a heartbeat, which refreshes the account, so that no other page shows an older state.

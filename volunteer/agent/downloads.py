@@ -128,7 +128,9 @@ class Downloads:
         return self.verify(signed, lease, floor)
 
     async def fetch_newest(self, lease: Lease) -> tuple[VersionManifest, Path, ExitStack]:
-        """Fetch the newest version without events; its file is kept until the stack closes."""
+        """Fetch the newest version without events; return its manifest, its file, and a stack whose
+        closing lets the cache evict the file.
+        """
         manifest = await self.newest(lease)
         with ExitStack() as hold:
             hold.enter_context(self.place.store.cache.hold([manifest.weights.sha256]))

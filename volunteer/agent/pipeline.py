@@ -125,8 +125,8 @@ class _LeaseRun:
         return last
 
     def _first_part(self, start: BeginReply) -> tuple[int, int]:
-        """Return the part and the try to begin with: those that the coordinator names, or the part
-        after the last part in the outbox.
+        """Return the part and the try to begin with: as the coordinator names them, or the part
+        after the last part in the outbox if that is later.
         """
         done = [e.submit.part for e in self._pipeline.outbox.entries() if self._is_own(e)]
         after = max(done, default=-1) + 1

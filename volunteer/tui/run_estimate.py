@@ -162,7 +162,9 @@ def estimate(
 
 
 def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[list[Device], str]:
-    """Return the devices whose memory holds a task of a run; if no device fits, the reason."""
+    """Return the devices whose memory holds a task of a run, and ""; if no device fits, [] and the
+    reason.
+    """
     needs = {device.id: memory_on(device.id, info.memory_bytes) for device in usable}
     lent = {
         candidate.id: status.lent_bytes.get(candidate.id) or candidate.memory_bytes

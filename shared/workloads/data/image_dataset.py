@@ -179,7 +179,9 @@ class _ImageScratch:
         self.settings = settings
 
     def split(self) -> tuple[list[_ScratchImage], list[_ScratchImage]]:
-        """Return the training images, shuffled, and the held-out ones in the order of digests."""
+        """Return the training images, shuffled, and the held-out images in the order of their
+        digests.
+        """
         by_digest = sorted(self._stored)
         heldout_count = max(1, round(self.settings.heldout_share * len(by_digest)))
         rest = by_digest[heldout_count:]

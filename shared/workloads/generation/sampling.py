@@ -147,8 +147,8 @@ def agrees(
 
 
 def _may_be_kept(weights: Floats, top_p: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two masks (V,): tokens that belong to the likeliest that reach `top_p`, and other
-    tokens that may belong to them on other hardware.
+    """Return two masks (V,): the tokens that are among the likeliest tokens that reach `top_p`
+    together on any hardware, and further tokens that are on some hardware.
     """
     order = np.argsort(-weights, kind="stable")
     sums = weights[order].cumsum()

@@ -182,7 +182,9 @@ class Arena:
         )
 
     def _ask(self, boards: Boards) -> tuple[Floats, Floats]:
-        """Return the evaluation of each board by the network of its player, or from its cache."""
+        """Return logits and value of each board, from the cache or by the network of the board's
+        player.
+        """
         logits = np.empty(boards.shape, np.float32)
         values = np.empty(len(boards), np.float32)
         seats = [self.seats[game] for game in self._search.waiting_games()]

@@ -81,8 +81,8 @@ class GomokuNet(nn.Module):
 
     @override
     def forward(self, boards: Tensor) -> tuple[Tensor, Tensor]:
-        """Evaluate `boards` (B, A): +1 for stones of the player to move, -1 for stones of the other
-        player.
+        """Return logits and values of `boards` (B, A): +1 for stones of the player to move, -1 for
+        stones of the other player.
         """
         x = self.stem(self.planes(boards)).relu_()  # (B, C, S, S), channels last in memory
         for block in self.blocks:

@@ -165,7 +165,8 @@ class Gpt(nn.Module):
         self._tied = config.tie_head
 
     def placed(self, tokens: Tensor, places: Tensor | slice) -> tuple[Tensor, Tensor | None]:
-        """Return embeddings of tokens, and the rotation for attention; None if positions are added.
+        """Return embeddings of tokens, and the rotation for attention; the rotation is None if
+        learned positions are added to the embeddings.
 
         `places` is a slice of T places or a tensor with one for each token, shaped like `tokens`.
         """
