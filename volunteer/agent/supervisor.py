@@ -1,9 +1,9 @@
 """Supervision of the agent's parallel loops, and their orderly end.
 
-At the end, tasks that need only seconds more are finished, the others are released or saved, and
-results are submitted, each within a time limit. A loop that ends before it is asked to is a fault
-and is reported; if the loop is vital, the volunteer ends: without heartbeats, for example, its work
-would be lost.
+At the end, tasks that need only seconds more are finished unless all tasks are saved, the other
+tasks are released or saved, and ready results are submitted; each of these steps has a time limit.
+A loop that ends before it is asked to is a fault and is reported; if the loop is vital, the
+volunteer ends: without heartbeats, for example, its work would be lost.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ async def _without_screen(engine: Engine, front: Headless) -> int:
     watchdog.watch(asyncio.get_running_loop())
     _obey_signals(engine)
     drawing = asyncio.create_task(front.run())
-    drawing.add_done_callback(lambda _: engine.stop("save"))  # the output failed, or has ended
+    drawing.add_done_callback(lambda _: engine.stop("save"))  # no effect if the engine ends
     await asyncio.sleep(0)  # `front` subscribes before the first event
     code = await engine.run()
     await asyncio.wait({drawing}, timeout=LAST_LINES_S)  # the output may have no reader
