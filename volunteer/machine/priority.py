@@ -30,7 +30,9 @@ def lower_process() -> None:
 
 
 def lower_thread(nice: int = LOW) -> None:
-    """Lower the calling thread, and threads it starts, to `nice`, unless it is lower already."""
+    """Lower the calling thread, and threads it starts, to `nice`, unless it is lower already. Do
+    nothing where threads have no priority of their own.
+    """
     thread = 0  # the calling thread; the sandbox refuses the numbers of other threads
     if OF_THREADS and os.getpriority(os.PRIO_PROCESS, thread) < nice:
         os.setpriority(os.PRIO_PROCESS, thread, nice)

@@ -63,7 +63,9 @@ class SurroundingsReader:
         self._answers: dict[str, tuple[float, Any]] = {}
 
     def read(self, rules: WorkRules, devices: Sequence[str]) -> MachineFacts:
-        """Return the present facts."""
+        """Return the facts that active rules need, some up to FRESH_S old; all other facts are None
+        or empty.
+        """
         battery = None if rules.on_battery else _battery()
         return MachineFacts(
             on_battery=None if battery is None else battery[0],
