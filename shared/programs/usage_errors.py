@@ -125,7 +125,7 @@ def _takes(kind: object, word: str) -> bool:
 
 
 def no_command(program: str, word: str, app: App, argv: Sequence[str]) -> Sentence:
-    """Return the sentence about a word in the place of a command of `app`."""
+    """Return the sentence about a word that stands where a command of `app` is expected."""
     behind = argv[argv.index(word) + 1 :] if word in argv else ()
     arguments_typed = "".join(f" {shlex.quote(argument)}" for argument in behind)
     names = sorted(name for name in app if not name.startswith("-"))
@@ -136,7 +136,7 @@ def no_command(program: str, word: str, app: App, argv: Sequence[str]) -> Senten
         options = (word, *behind[: at.index(True)])
         whole = shlex.join((program, *before, *behind[at.index(True) :], *options))
         return Sentence("{option} comes after the command: `{command}`", option=word, command=whole)
-    if word in names:  # the word follows an option of the program itself
+    if word in names:  # a command follows an option of the program itself
         return Sentence(
             '"{command}" comes first, and its options after it: `{program} {command} --help`',
             command=word,

@@ -154,7 +154,9 @@ def digest(payload: bytes) -> str:
 
 
 def _publish(temporary: Path, path: Path) -> None:
-    """Link the file under its name; unlike a rename, a link replaces no other process's key."""
+    """Give the file `temporary` the name `path` by a hard link, which unlike a rename does not
+    replace a key that another process has stored.
+    """
     try:
         os.link(temporary, path)
     except FileExistsError:

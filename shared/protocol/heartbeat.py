@@ -36,7 +36,7 @@ class HeartbeatRequest(Message):
 
 
 class RunBeat(Message):
-    """State of a run that each heartbeat reply carries."""
+    """State of a run, a part of each heartbeat reply."""
 
     run: str
     state: RunState
@@ -75,7 +75,7 @@ class Announcement(Message):
 
 
 class OwnOrder(Message):
-    """Order of the owner to this machine, sent from another one; `at` is the server's time."""
+    """Order of the owner to this machine, sent from another machine; `at` is the server's time."""
 
     order: Literal["pause", "resume", "finish"]
     at: float

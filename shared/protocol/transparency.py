@@ -66,7 +66,7 @@ class TreeProof(Message):
 
 
 class LedgerEntry(Message):
-    """Entry of the ledger with everything that its leaf is a hash of."""
+    """Entry of the ledger: the values whose hash is the entry's leaf in the tree."""
 
     id: int
     key: str

@@ -150,8 +150,8 @@ class RecordCheck:
 
     async def compare_and_store(self, new: KeptHead) -> str:
         """Compare a signed head with the newest stored head, and store it if it is larger and
-        continues the stored head. Return "", or a sentence if they contradict each other: then the
-        head is stored as evidence.
+        continues the stored head. Return "", or a sentence if the two heads contradict each other;
+        `new` is then stored as evidence.
         """
         heads = self._book.signed_heads.heads
         newest = heads[-1] if heads else None

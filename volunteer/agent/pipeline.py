@@ -68,7 +68,7 @@ class Pipeline:
 
 
 class _LeaseRun:
-    """Work on the parts of one lease, with the base version that is bound at the time."""
+    """Work on the parts of one lease; `_base` is the base version that was bound last."""
 
     def __init__(
         self,

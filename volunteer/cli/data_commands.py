@@ -75,7 +75,7 @@ def add(
 
 
 class _Addition:
-    """One `volunteer data add`."""
+    """Execution of `volunteer data add` for one run."""
 
     def __init__(self, name: str, sources: OwnSources, profile: str) -> None:
         from shared.workloads.data.skipped_files import Skipped

@@ -84,7 +84,7 @@ def with_profile(text: str, profile: str) -> str:
 
 
 def print_errors_as_json(json: bool) -> None:
-    """Print later errors as JSON, or as sentences."""
+    """Print later errors as JSON if `json` is True, else as sentences."""
     global _as_json
     _as_json = json
 

@@ -139,7 +139,7 @@ def _tell(sentence: Sentence) -> None:
 
 
 class _Export:
-    """One `volunteer export`; with 0 passes, the version is not trained further."""
+    """Execution of `volunteer export`; with 0 passes, the version is not trained further."""
 
     def __init__(
         self, places: Directories, settings: Settings, choice: VersionChoice, *, passes: int

@@ -94,8 +94,8 @@ class Api:
         return reply
 
     async def begin(self, task: int, attempt: int, newest_version: int | None = None) -> BeginReply:
-        """Begin a task. The coordinator replies only after a running merge whose version this task
-        needs.
+        """Begin a task. If a running merge makes the version that this task needs, the coordinator
+        replies after the merge.
 
         `newest_version` is the newest version on this machine, from which running work can
         continue.

@@ -91,7 +91,7 @@ class KeyCommand(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     short: str
     help: str
-    # A footer that is too narrow keeps the keys of lowest rank; None = only in the palette.
+    # A narrow footer shows the keys of lowest rank; None = not in the footer, only in the palette.
     rank: int | None = None
 
 

@@ -98,7 +98,9 @@ class _Words(NamedTuple):
 
     @classmethod
     def of(cls, config: CausalConfig, target: FormatWanted) -> _Words:
-        """Return the parts for a tokenizer: the base model's special tokens, the template's end."""
+        """Return the tokenizer's files and token ids, with the base model's special tokens and the
+        token that ends an answer in the template.
+        """
         if target.tokenizer is None:
             names = ("bos_token_id", "eos_token_id", "pad_token_id")
             return cls(dict.fromkeys(names), {})

@@ -24,7 +24,9 @@ KERNEL = 4  # kernel of every layer that doubles or halves the side
 
 
 class Layer(NamedTuple):
-    """One convolution, which doubles or halves the side, except at the b x b end."""
+    """One convolution. It doubles or halves the side, or converts between 1 x 1 and b x b
+    pixels.
+    """
 
     before: int  # channels
     after: int

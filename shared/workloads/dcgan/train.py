@@ -235,7 +235,9 @@ class DcganWork:
         return pixels.float().div_(127.5).sub_(1.0)  # (B, C, S, S)
 
     def _judge(self, real: Tensor, noise: Tensor, share: float) -> None:
-        """Take the discriminator's turn."""
+        """Add the gradients of a micro-batch to the discriminator; `share` is its part of the
+        step.
+        """
         model = self._model
         with self._autocast:
             with torch.set_grad_enabled(not self._frugal):
@@ -259,7 +261,7 @@ class DcganWork:
             return self._model.draw(self._noise(size, micro))
 
     def _fool(self, fakes: Tensor, share: float) -> None:
-        """Take the generator's turn."""
+        """Add the gradients of a micro-batch to the generator; `share` is its part of the step."""
         model = self._model
         with self._autocast, _frozen(model.discriminator):
             on_fakes = model.judge(fakes)

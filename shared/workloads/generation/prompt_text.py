@@ -53,7 +53,7 @@ class PromptText:
         return self._checked(tokens) or [self.end or 0]
 
     def continuation(self, text: str) -> list[int]:
-        """Return the tokens of a text that follows others, such as an answer. Raises
+        """Return the tokens of a text that follows a prompt, such as an answer. Raises
         InvalidRunFile like `encode`.
         """
         return self._checked(self._tokens(text, self._tokenizer))

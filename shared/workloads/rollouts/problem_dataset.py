@@ -117,14 +117,14 @@ class PromptWriter:
         return self.template.prompt_text(turns)
 
     def size(self, prompt: str) -> int:
-        """Return the tokens of a prompt, or its bytes where no tokenizer is known."""
+        """Return the number of tokens of a prompt; without a tokenizer, of its bytes."""
         if self.tokenizer is None:
             return len(encoded(prompt))
         begin = [] if self.template is not None else self._begin
         return len(begin) + self.continuation_size(prompt)
 
     def continuation_size(self, text: str) -> int:
-        """Return the tokens or bytes of an answer."""
+        """Return the number of tokens of an answer; without a tokenizer, of its bytes."""
         if self.tokenizer is None:
             return len(encoded(text))
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)

@@ -173,7 +173,7 @@ class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Schema of a JSON value: these keywords of JSON Schema."""
+    """Schema of a JSON value; its fields are the supported keywords of JSON Schema."""
 
     type: Literal["object", "array", "string", "integer", "number", "boolean", "null"] | None = None
     properties: dict[str, Schema] = {}

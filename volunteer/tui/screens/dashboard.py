@@ -36,7 +36,9 @@ BRIEF_ROWS = 8
 
 
 class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
-    """Visible cards, and the rows of the task and of the lowest cards (None: all that are left)."""
+    """Visible cards, and the rows of the task and of the lowest cards (None: all remaining
+    rows).
+    """
 
     cards: frozenset[str]
     task: int = 6
