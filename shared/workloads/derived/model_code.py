@@ -129,8 +129,8 @@ def table_of(code: ModelCode[Any, Any], values: Mapping[str, object]) -> dict[st
 
 
 def options_of(code: ModelCode[Any, Any], options: Mapping[str, str]) -> dict[str, object]:
-    """Return the options of `samples`, converted to the types of its parameters after the first.
-    Raises InvalidRunFile.
+    """Return the options for the author's `samples`, converted to the types of its parameters. Its
+    first parameter, the files, is no option. Raises InvalidRunFile.
     """
     if code.samples is None:
         raise InvalidRunFile(

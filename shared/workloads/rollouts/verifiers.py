@@ -99,7 +99,9 @@ class Exact(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Choice(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer's last line begins with the right choice's letter, or else names it last."""
+    """An answer's last line begins with the letter of the right choice; if it begins with no letter
+    of a choice, the last such letter in it counts.
+    """
 
     answer: Annotated[str, Meta(pattern="^[A-Z]$")]
     choices: Annotated[str, Meta(pattern="^[A-Z]{2,26}$")] = "ABCD"
