@@ -180,18 +180,21 @@ class MixMachine(RuleBasedStateMachine):
         reply = await worker.post(f"/tasks/{lease.task}/submit", said)
         return "" if reply.status_code >= 400 else decode(reply, Verdict).state
 
-    @rule(machine=MACHINES)
-    def withdraw(self, machine: int) -> None:
-        self.run(self.machines[machine].http.delete(f"{API}/runs/{self.name}/data"))
+    @rule(machine=MACHINES, times=st.integers(1, 2))
+    def contribute(self, machine: int, times: int) -> None:
+        for _ in range(times):
+            self.claim(machine)
+            self.hand_in(machine)
 
-    @rule(machine=MACHINES)
-    def declare_again(self, machine: int) -> None:
+    @rule(machine=MACHINES, keeps=st.booleans())
+    def keep_data(self, machine: int, keeps: bool) -> None:
+        http, place = self.machines[machine].http, f"{API}/runs/{self.name}/data"
         content = b'{"samples": 40, "items": 320}'
-        self.run(self.machines[machine].http.put(f"{API}/runs/{self.name}/data", content=content))
+        self.run(http.put(place, content=content) if keeps else http.delete(place))
 
     # --- what happens to them ---
 
-    @rule(what=st.sampled_from(MEANWHILE), which=WHICH)
+    @rule(what=st.sampled_from(("nothing",) * 6 + MEANWHILE), which=WHICH)
     def merge(self, what: str, which: int) -> None:
         """Merge if it is due; once the new files are stored, something else happens."""
         put_file, left = self.inside.blobs.put_file, [what]
