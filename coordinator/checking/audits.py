@@ -30,11 +30,12 @@ from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
 from coordinator.database.recomputes import RecomputeRow, StoredCase
 from coordinator.database.runs import RunRow
+from coordinator.database.volunteers import VolunteerRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import audits as rules
 from coordinator.rules import recompute_result as bounds
 from coordinator.rules.draws import Likeness, Redone, Result
-from coordinator.rules.validation import SUSPENDED, Judgement
+from coordinator.rules.validation import Judgement
 from coordinator.runs.definition import definition
 from coordinator.runs.settlement import put_back
 from coordinator.storage.blobs import in_pool
@@ -59,6 +60,10 @@ TOO_LATE = Judgement(
     message="the organiser did the task meanwhile: not paid",
 )
 AGREES = "a volunteer did it again, and its sums agree"
+SHUT_OUT = Judgement(
+    state="superseded",
+    message="this account is banned or suspended: its answer proves nothing and is not paid",
+)
 
 log = structlog.get_logger("checks")
 
@@ -151,8 +156,8 @@ class Audits(PlatformService):
         if sums is None:
             why = f"an answer to an audit has {AUDIT_BYTES} bytes: finite numbers of float32"
             judgement = Judgement(state="rejected", reason=Reason.FRAME.value, message=why)
-        elif accounts.is_suspended(conn, row.volunteer_id):
-            judgement = SUSPENDED
+        elif _is_shut_out(accounts.existing(conn, row.volunteer_id)):
+            judgement = SHUT_OUT
         elif audit.state == "done":
             judgement = TOO_LATE
         verdicts.decide(
@@ -202,6 +207,10 @@ class Audits(PlatformService):
         return self._draws.confirmed(
             row, rules.confirmed_chance(gained, None if auditor.invited else stake)
         )
+
+
+def _is_shut_out(account: VolunteerRow) -> bool:
+    return account.state == "banned" or account.standing == "suspended"
 
 
 def _share(audit: RecomputeRow, comparison: Likeness) -> float:

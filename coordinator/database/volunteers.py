@@ -380,11 +380,6 @@ def model_of(conn: Connection, worker_id: str, device: str) -> str:
     return next((d.name for d in decode(text, Hardware).devices if d.id == device), "")
 
 
-def is_suspended(conn: Connection, volunteer_id: str) -> bool:
-    """Return True if an account is suspended."""
-    return existing(conn, volunteer_id).standing == "suspended"
-
-
 _EXCLUSION = (
     select(_V.id, _V.state, _V.standing)
     .where(among(_V.id, "ids"))

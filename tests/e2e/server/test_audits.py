@@ -175,12 +175,14 @@ async def sums_of_the_update(home: LocalCoordinator, lease: Lease) -> bytes:
     return _sums_of_update(path, definition(run).schema, row.codec, lease.audit.seed)
 
 
-async def answer(home: LocalCoordinator, worker: Worker, lease: Lease, sums: bytes) -> None:
+async def answer(
+    home: LocalCoordinator, worker: Worker, lease: Lease, sums: bytes, state: str = "accepted"
+) -> None:
     begun = await worker.begin(lease)
     await worker.upload(lease, sums)
     said = worker.submission(lease, begun, sums)
     verdict = decode(await worker.post(f"/tasks/{lease.task}/submit", said), Verdict)
-    assert verdict.state == "accepted", verdict.message
+    assert verdict.state == state, verdict.message
 
 
 async def audits(bob: LocalMachine, load: Any = None) -> None:
@@ -457,6 +459,27 @@ async def test_an_audit_whose_run_has_ended_is_left_to_the_organiser_at_once(
             late = update(tasks).where(tasks.c.kind == "audit").values(state="todo", ended_at=None)
             await home.coordinator.db.write(lambda conn: conn.execute(late))
         await home.coordinator.audits.open()
+        organiser(home)
+        await settled(home)
+        assert await result(home) == "passed"
+
+
+async def test_the_answer_of_an_account_banned_meanwhile_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "confirmed_chance", lambda freed, stake: 0.0)
+    compare = Audits._compare
+    async with checked(tmp_path, "") as (home, bob):
+
+        async def ban_first(self: Audits, *work: Any) -> Any:
+            await home.coordinator.volunteers.ban(bob.volunteer_id)
+            return await compare(self, *work)
+
+        monkeypatch.setattr(Audits, "_compare", ban_first)
+        lease = await taken(home, bob)
+        await answer(home, bob, lease, await sums_of_the_update(home, lease), "superseded")
+        assert await result(home) == ""
+        assert await balances(home, "Bob") == ("vetted", 0, 0)
         organiser(home)
         await settled(home)
         assert await result(home) == "passed"
