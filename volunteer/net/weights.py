@@ -78,12 +78,17 @@ class Weights:
 
                 files[blob.sha256] = await self._transfers.fetch(blob, tell)
                 done += blob.size
-            return await asyncio.to_thread(self._build, route, manifest, files)
+            try:
+                return await asyncio.to_thread(self._build, route, manifest, files)
+            except FileNotFoundError as error:
+                raise NotFound(
+                    Sentence("a file of this download is no longer in the cache")
+                ) from error
 
     def _build(self, route: Route, manifest: VersionManifest, files: dict[str, Path]) -> Path:
         """Build the weights from a route's files, and check every result by its hash. Blocks.
 
-        Raises InvalidFrame, NotFound, StorageFull.
+        Raises InvalidFrame, FileNotFoundError, StorageFull.
         """
         size = manifest.weights.size
         if route.snapshot is not None:
@@ -93,9 +98,7 @@ class Weights:
         else:
             base = self._cache.find(route.base, size)
             if base is None:
-                raise NotFound(
-                    Sentence("the base version of this download is no longer in the cache")
-                )
+                raise FileNotFoundError(route.base)
             path = base
         for link in route.links:
             file, into = files[link.blob.sha256], self._cache.scratch_file(size)

@@ -154,7 +154,7 @@ class Directories(msgspec.Struct, frozen=True, kw_only=True):
 
     config: Path
     profile: Path  # identity, results, unfinished tasks
-    cache: Path  # may be deleted at any time
+    cache: Path  # downloads, which can be repeated
     former_host: str = ""  # name of the machine when the profile was made, if it differed
 
 

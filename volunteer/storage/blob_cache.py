@@ -1,6 +1,7 @@
 """Cache of downloaded blobs by hash: verified before use, evicted least recently used first.
 
-Every call blocks on the disk, so the agent uses threads. The directory may be deleted at any time.
+Most calls block on the disk, so the agent uses threads. Blobs that are deleted while the volunteer
+runs are downloaded again; missing folders are made again, the root only by an unconfined process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ class Cache:
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root = private_directory(root)
         self.limit_bytes = limit_bytes
-        self._partial = private_directory(root / "partial")
         self._guard = threading.Lock()
         self._holds: Counter[str] = Counter()
         self._downloads: dict[str, int] = {}  # hash -> size of running downloads
@@ -57,10 +57,10 @@ class Cache:
 
     def partial(self, sha256: str, size: int) -> Partial:
         """Return a blob's partial file, to be closed by the caller. Raises StorageFull."""
-        path = self._partial / self._name(sha256)
+        self._name(sha256)
         self._make_room(size, sha256)
         try:
-            return Partial(self, path, sha256, size)
+            return Partial(self, sha256, size)
         except BaseException:
             self.end_download(sha256)
             raise
@@ -75,12 +75,15 @@ class Cache:
         StorageFull.
         """
         self._make_room(size)
-        return self._partial / f"built-{secrets.token_hex(8)}"
+        return self._file("partial", f"built-{secrets.token_hex(8)}")
+
+    def partial_path(self, sha256: str) -> Path:
+        """Return the path of a blob while it is downloaded."""
+        return self._file("partial", self._name(sha256))
 
     def adopt(self, partial: Path, sha256: str) -> Path:
-        """Move a verified file into the cache; return its new path."""
+        """Move a verified file into the cache; return its new path. Raises FileNotFoundError."""
         path = self._path(sha256)
-        private_directory(path.parent)
         partial.replace(path)
         self._touch(sha256, path)
         return path
@@ -120,9 +123,9 @@ class Cache:
             self._evict(idle, self.limit_bytes - used - size)
             if coming:
                 self._downloads[coming] = size
-        path = self._partial / coming
+        path = self._file("partial", coming)
         need = size - (path.stat().st_size if coming and path.exists() else 0)
-        if disk_bytes(self.root)[0] < need + SPARE_BYTES:
+        if disk_bytes(path.parent)[0] < need + SPARE_BYTES:
             self.end_download(coming)
             raise StorageFull(
                 Sentence(
@@ -169,7 +172,7 @@ class Cache:
             total -= size
 
     def _blobs(self) -> Iterator[tuple[float, int, Path]]:
-        for path in (*self.root.glob("??/*"), *self._partial.iterdir()):
+        for path in (*self.root.glob("??/*"), *self.root.glob("partial/*")):
             try:
                 stat = path.stat()
             except FileNotFoundError:  # another download finished, or made room, meanwhile
@@ -188,7 +191,13 @@ class Cache:
 
     def _path(self, sha256: str) -> Path:
         name = self._name(sha256)
-        return self.root / name[:2] / name
+        return self._file(name[:2], name)
+
+    def _file(self, folder: str, name: str) -> Path:
+        """Return the path of a file, whose folder is made if it is missing. Raises
+        Configuration.
+        """
+        return private_directory(self.root / folder) / name
 
     def _name(self, sha256: str) -> str:
         """Return the hash if it is valid, since it becomes a file name. Raises BadRequest for an
@@ -202,16 +211,16 @@ class Cache:
 class Partial:
     """Blob being downloaded: bytes in order, hashed as they arrive. The caller must `close` it."""
 
-    def __init__(self, cache: Cache, path: Path, sha256: str, size: int) -> None:
+    def __init__(self, cache: Cache, sha256: str, size: int) -> None:
         self.sha256 = sha256
         self.size = size
-        self.offset = 0  # bytes received so far
         self._cache = cache
-        self._path = path
-        self._hash = hashlib.sha256()
         self._file = self._open()
 
     def _open(self) -> BinaryIO:
+        self.offset = 0  # bytes received so far
+        self._hash = hashlib.sha256()
+        self._path = self._cache.partial_path(self.sha256)
         file = self._path.open("a+b")
         try:
             file.seek(0)
@@ -252,14 +261,18 @@ class Partial:
     def finish(self) -> Path:
         """Return the complete file, now in the cache.
 
-        Raises InvalidFrame and keeps nothing when the hash is wrong. The file is not synced to the
-        disk, since each new process hashes a file before its first use.
+        Raises InvalidFrame and keeps nothing when the hash is wrong or the file was deleted. The
+        file is not synced to the disk, since each new process hashes a file before its first use.
         """
         if self._hash.hexdigest() != self.sha256:
             self.restart()
             raise InvalidFrame(Sentence("a download arrived damaged: its hash is wrong"))
         self._file.close()
-        path = self._cache.adopt(self._path, self.sha256)
+        try:
+            path = self._cache.adopt(self._path, self.sha256)
+        except FileNotFoundError as error:
+            self._file = self._open()
+            raise InvalidFrame(Sentence("a download was deleted before its end")) from error
         self._cache.end_download(self.sha256)
         return path
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from pathlib import Path
 
 import httpx
@@ -34,11 +35,15 @@ class Shelf(httpx.AsyncBaseTransport):
         self.blobs = blobs
         self.asked: list[str] = []
         self.sent = 0  # bytes
+        self.emptied: Path | None = None  # a cache that its owner deletes at the next request
 
     @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         name = request.url.path.rpartition("/")[2]
         self.asked.append(name)
+        if self.emptied is not None:
+            shutil.rmtree(self.emptied)
+            self.emptied = None
         data = self.blobs.get(name)
         if data is None:
             refusal = ErrorBody(code="not_found", message="there is no such blob", request_id="1")
@@ -148,6 +153,19 @@ async def test_a_base_that_was_damaged_on_the_disk_is_not_built_on(
     data[-1] ^= 1
     kept.write_bytes(data)
     assert await Volunteer(run, tmp_path / "ann").fetch() == snapshot_size(run)
+
+
+async def test_a_cache_deleted_during_a_download_costs_only_bytes(
+    run: Versions, tmp_path: Path
+) -> None:
+    ann = Volunteer(run, tmp_path / "ann")
+    await ann.fetch()
+    run.publish()
+    ann.shelf.emptied = tmp_path / "ann"
+    assert await ann.fetch() == 2 * link_size(run) + snapshot_size(run)
+    assert "downloaded another way: a file of this download is no longer" in ann.told[0]
+    run.publish()
+    assert await ann.fetch() == link_size(run)
 
 
 async def test_a_damaged_link_is_noticed_and_the_snapshot_taken(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -154,6 +155,41 @@ def test_a_download_that_ends_while_room_is_counted_is_no_trouble(tmp_path: Path
         gone = next(tmp_path.glob("partial*/*")).with_name("finished-meanwhile")
         gone.symlink_to(tmp_path / "nowhere")  # in the listing, and no file any more
         assert cache.fits(997)
+
+
+def test_a_folder_deleted_while_the_volunteer_runs_costs_only_bytes(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    cache = Cache(root, 1000)
+    stored(cache, b"weights")
+    with cache.hold([named(b"weights")]):
+        shutil.rmtree(root)
+        assert cache.find(named(b"weights"), 7) is None
+    shutil.rmtree(root)
+    cache.trim()
+    assert cache.fits(1000)
+    built = cache.scratch_file(5)
+    built.write_bytes(b"built")
+    assert cache.adopt(built, named(b"built")).read_bytes() == b"built"
+    shutil.rmtree(root)
+    assert stored(cache, b"weights").read_bytes() == b"weights"
+    assert cache.find(named(b"weights"), 7)
+
+
+def test_a_download_deleted_before_its_end_starts_over(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    cache = Cache(root, 10)
+    with closing(cache.partial(named(b"weights"), 7)) as partial:
+        partial.write(b"wei")
+        shutil.rmtree(root)
+        partial.write(b"ghts")
+        with pytest.raises(InvalidFrame, match="deleted"):
+            partial.finish()
+        assert partial.offset == 0
+        assert not cache.fits(4)  # the download still has its room
+        partial.write(b"weights")
+        assert partial.finish().read_bytes() == b"weights"
+    assert cache.fits(10)
+    assert [path.read_bytes() for path in root.rglob("*") if path.is_file()] == [b"weights"]
 
 
 def test_a_hash_that_is_none_never_becomes_a_path(tmp_path: Path) -> None:
