@@ -32,10 +32,10 @@ def check_steps(plan: Plan, steps: int, max_steps: int) -> None:
     """Raise InvalidPlan when tasks of `steps` steps cannot be divided into gradients, or give too
     many of them. `max_steps` is the most steps of a task; 0 = every task has `steps` steps.
     """
-    interval = plan.gradient_every
+    interval, most = plan.gradient_every, max(steps, max_steps)
     if plan.update != "gradient" or not interval:
         return
-    pull = plan.pull_every or steps
+    pull = min(plan.pull_every or most, most)
     own_versions = -(-pull // interval) - 1
     rules = (
         (
@@ -46,18 +46,18 @@ def check_steps(plan: Plan, steps: int, max_steps: int) -> None:
             "another gradient_every",
         ),
         (
-            max(steps, max_steps) > PARTS_MAX * interval,
-            f"a task of {max(steps, max_steps)} steps with gradient_every = {interval} would "
+            most > PARTS_MAX * interval,
+            f"a task of {most} steps with gradient_every = {interval} would "
             f"submit more than {PARTS_MAX} gradients: raise gradient_every, or lower "
             "local_steps (max_steps)",
         ),
         (
             own_versions > plan.max_staleness,
-            f"with pull_every = {pull} and gradient_every = {interval} a volunteer's own gradients "
-            "make a gradient up to "
-            f"{own_versions} versions old, more than max_staleness = {plan.max_staleness}: lower "
-            "pull_every to "
-            f"{(plan.max_staleness + 1) * interval} or less, or raise max_staleness",
+            f"with pull_every = {plan.pull_every} a volunteer computes up to {pull} steps on one "
+            f"version and submits a gradient every {interval}: merges of the earlier gradients "
+            f"make the last one up to {own_versions} versions old, more than max_staleness = "
+            f"{plan.max_staleness}: set pull_every = {(plan.max_staleness + 1) * interval}, or "
+            "raise max_staleness",
         ),
     )
     for applies, sentence in rules:

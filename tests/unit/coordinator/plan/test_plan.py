@@ -144,9 +144,16 @@ GRADIENTS = {"preset": "async-sgd"}
             {"gradient_every": 2, "pull_every": 0, "max_staleness": 1},
             6,
             0,
-            "pull_every to 4 or less",
+            "set pull_every = 4, or raise",
         ),
-        ({"gradient_every": 1, "pull_every": 3, "max_staleness": 1}, 9, 0, "pull_every = 3 and"),
+        ({"gradient_every": 1, "pull_every": 3, "max_staleness": 1}, 9, 0, "pull_every = 3 a"),
+        ({"gradient_every": 1, "pull_every": 0, "max_staleness": 3}, 50, 0, "pull_every = 0 a"),
+        (
+            {"gradient_every": 1, "pull_every": 0, "max_staleness": 10},
+            1,
+            500,  # sized to each worker
+            "up to 499 versions old",
+        ),
     ],
 )
 def test_tasks_that_do_not_come_out_even_in_gradients_are_refused(
@@ -162,6 +169,8 @@ def test_tasks_that_come_out_even_in_gradients_are_taken() -> None:
     check_steps(plan(GRADIENTS | {"gradient_every": 3}), 10, 30)  # sized, so cut to fit
     check_steps(plan(GRADIENTS | {"gradient_every": 2, "pull_every": 2}), 2 * PARTS_MAX, 0)
     check_steps(plan(GRADIENTS | {"gradient_every": 1, "pull_every": 0, "max_staleness": 3}), 4, 0)
+    check_steps(plan(GRADIENTS | {"pull_every": 80, "max_staleness": 3}), 4, 0)
+    check_steps(plan(GRADIENTS | {"pull_every": 4, "max_staleness": 3}), 1, 500)
     check_steps(plan({"preset": "gradient-average"}), 10, 0)
     check_steps(plan({}), 10, 0)
 

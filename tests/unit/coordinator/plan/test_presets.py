@@ -96,7 +96,7 @@ def test_each_key_of_a_preset_is_overridden_alone_or_refused_with_a_sentence(pre
         ),
         (
             "pull_every = 80\n[task]\nlocal_steps = 100",
-            "up to 79 versions old, more than max_staleness = 50: lower pull_every to 51 or less",
+            "up to 79 versions old, more than max_staleness = 50: set pull_every = 51,",
         ),
     ],
 )
