@@ -20,7 +20,7 @@ from shared.workloads.data.chat_template import NO_TOKENIZER, ChatTemplate
 from shared.workloads.data.dialogue_forms import FIELDS, is_dialogue
 from shared.workloads.data.record_files import SUFFIXES, files, records
 from shared.workloads.data.skipped_files import Skipped
-from shared.workloads.data.text_dataset import build_text
+from shared.workloads.data.text_dataset import UNTRAINED, build_text
 from shared.workloads.data.tokenizer import Put
 
 
@@ -46,6 +46,8 @@ def build(request: DatasetWanted, put: Put, skip: Callable[[str], None]) -> Data
         return build_text(request.name, request.sources, put, skipped=skipped, **options)
     if request.tokenizer is None or not request.template:
         raise BadRequest(NO_TOKENIZER)
+    if request.options:
+        raise InvalidRunFile(UNTRAINED)
     template = decode(request.template, ChatTemplate)
     options |= {"tokenizer": request.tokenizer, "template": template}
     return build_chat(request.name, request.sources, put, skipped=skipped, **options)

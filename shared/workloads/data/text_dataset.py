@@ -37,6 +37,11 @@ from shared.workloads.data.tokenizer import (
     vocab_of,
 )
 
+UNTRAINED = (
+    "vocab_size is the size of a tokenizer that the build trains, and this dataset has a tokenizer:"
+    " leave vocab_size out"
+)
+
 _PART_MIN, _PART_MAX = 1 << 10, 256 << 10  # bytes of a part of a long document
 _TOKENIZER_BYTES = 64 << 20  # bytes of text after which training the tokenizer ends
 _BATCH_BYTES = 1 << 20  # bytes that are encoded at a time
@@ -79,6 +84,8 @@ def build_text(
     split depends only on the text. Unreadable texts are added to `skipped`. Raises InvalidRunFile.
     """
     settings = TextSettings(**options)
+    if settings.tokenizer is not None and "vocab_size" in options:
+        raise InvalidRunFile(UNTRAINED)
     tell = on_progress or (lambda _: None)
     skipped = skipped if skipped is not None else Skipped()
     with tempfile.TemporaryFile() as spool:

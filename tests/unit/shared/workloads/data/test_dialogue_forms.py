@@ -137,6 +137,21 @@ def test_a_form_is_known_by_its_keys_in_every_kind_of_file(
     assert load("causal-lm").dataset(wanted, **put).kind == "chat-tokens"  # type: ignore[arg-type]
 
 
+def test_dialogues_have_no_size_of_a_vocabulary_to_set(tmp_path: Path) -> None:
+    written(tmp_path, "jsonl", twice(FORMS[0][0]))
+    wanted = DatasetWanted(
+        name="d",
+        sources=(tmp_path / "d.jsonl",),
+        tokenizer=TOKENIZER,
+        template=json.dumps({"source": PLAIN.source, "eos_token": PLAIN.eos_token}),
+        options={"vocab_size": "300"},
+    )
+    stored: list[bytes] = []
+    with pytest.raises(InvalidRunFile, match="vocab_size is the size of a tokenizer"):
+        load("causal-lm").dataset(wanted, put=stored.append, skip=str)  # type: ignore[arg-type]
+    assert not stored
+
+
 CALL = {"name": "add", "arguments": '{"a": 2, "b": "<2>"}'}
 CALLING: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}],

@@ -184,7 +184,7 @@ def test_an_end_of_text_inside_a_document_is_only_text() -> None:
 def test_a_tokenizer_of_ones_own_is_used_and_travels_along() -> None:
     own = train_tokenizer((story(seed) for seed in range(5)), 280)
     store = Store()
-    manifest = build_text("tales", stories(), store.put, tokenizer=own, vocab_size=9999)
+    manifest = build_text("tales", stories(), store.put, tokenizer=own)
     assert store[manifest.assets["tokenizer"].sha256] == own
     assert manifest.meta["vocab_size"] == 280
 
@@ -220,6 +220,8 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     )
     refuses("vocab_size 100 must lie between 257", *stories(), vocab_size=100)
     refuses("heldout_share 0.9", plain, heldout_share=0.9)
+    own = train_tokenizer((story(seed) for seed in range(5)), 280)
+    refuses("vocab_size is the size of a tokenizer", *stories(), tokenizer=own, vocab_size=300)
     refuses("not a tokenizer.json", *stories(), tokenizer=b"{}")
     refuses("not a tokenizer.json", *stories(), tokenizer=json.dumps([1, 2]).encode())
 
