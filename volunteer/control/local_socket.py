@@ -223,8 +223,11 @@ async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
     except OSError as error:
         raise Unreachable(not_running) from error
     try:
-        await _send(writer, Hello(endpoint.token))
-        first = await asyncio.wait_for(_line(reader, StatusSnapshot), HELLO_S)
+        try:
+            await _send(writer, Hello(endpoint.token))
+            first = await asyncio.wait_for(_line(reader, StatusSnapshot), HELLO_S)
+        except (ConnectionError, TimeoutError) as error:
+            raise SilentVolunteer(_silent(endpoint)) from error
         if first is None:
             raise SilentVolunteer(_silent(endpoint))
         bus = EventBus(clock, first.status)
@@ -235,8 +238,6 @@ async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-    except (ConnectionError, TimeoutError) as error:
-        raise SilentVolunteer(_silent(endpoint)) from error
     finally:
         with contextlib.suppress(ConnectionError):
             writer.close()

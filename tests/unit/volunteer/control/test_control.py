@@ -317,6 +317,16 @@ async def test_one_that_hangs_up_without_a_word_is_named_by_its_process(tmp_path
                 pass
 
 
+@pytest.mark.parametrize("error", [ConnectionResetError("a page"), TimeoutError("a page")])
+async def test_an_error_of_the_caller_is_not_blamed_on_the_volunteer(
+    tmp_path: Path, error: OSError
+) -> None:
+    async with served(tmp_path) as (engine, record):
+        with pytest.raises(type(error), match="a page"):
+            async with attach(record, engine.clock):
+                raise error
+
+
 async def test_a_command_to_a_volunteer_that_has_said_its_last_is_answered(tmp_path: Path) -> None:
     async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
