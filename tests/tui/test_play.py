@@ -39,6 +39,7 @@ class Friend:
         self.gate.set()
         self.asked: list[tuple[tuple[int, ...], int]] = []
         self.refuses: Exception | None = None
+        self.breaks: Exception | None = None  # the end of the reply that is under way
 
     async def sit(self, version: int | None = None) -> SeatedOpponent:
         if self.refuses is not None:
@@ -58,7 +59,10 @@ class Friend:
 
     async def reply(self, moves: Sequence[int], level: int) -> MoveReply:
         self.asked.append((tuple(moves), level))
-        await self.gate.wait()
+        gate = self.gate
+        await gate.wait()
+        if self.breaks is not None and gate is not self.gate:
+            raise self.breaks
         free = [field for field, stone in enumerate(self.look(moves).board) if not stone]
         return MoveReply(move=free[0], value=0.2)
 
@@ -130,6 +134,27 @@ async def test_a_move_is_taken_back_even_while_the_version_thinks() -> None:
         friend.gate.set()
         await settle(pilot)
         assert app.game.moves == ()  # the answer came too late
+        assert "your turn" in screen_text(app)
+
+
+async def test_the_error_of_a_move_that_was_taken_back_is_not_shown() -> None:
+    friend = Friend()
+    async with at_the_board(friend) as (app, pilot):
+        friend.gate.clear()
+        await pilot.press("enter", "u")
+        outdated, friend.gate = friend.gate, asyncio.Event()
+        friend.breaks = Unreachable("the coordinator does not answer")
+        await pilot.press("enter")
+        await pilot.pause()
+        assert len(friend.asked) == 2
+        outdated.set()
+        while len(app.workers) > 1:
+            await pilot.pause()
+        assert "version 7 is thinking" in screen_text(app)
+        assert "does not answer" not in screen_text(app)
+        friend.gate.set()
+        await settle(pilot)
+        assert len(app.game.moves) == 2
         assert "your turn" in screen_text(app)
 
 

@@ -116,7 +116,7 @@ class PlayApp(App[int]):
         self._opponent = opponent
         self._version = version
         self._cursor = 0
-        self._requests = 0  # counts requests; the reply to any but the newest is dropped
+        self._requests = 0  # number of the newest request; replies to older requests are dropped
         self._ascii = AsciiFilter(enabled=look.ascii)
         apply_theme(self, look)
         self.set_class(look.ascii, "-ascii")
@@ -180,28 +180,30 @@ class PlayApp(App[int]):
         game = self.game
         if game.size and not game.position.over and not game.my_turn:
             self.game = replace(game, thinking=True)
-            self._run(self._play_reply())
+            self._requests += 1
+            self._run(self._play_reply(self._requests))
         self._draw()
 
-    async def _play_reply(self) -> None:
-        self._requests += 1
-        request = self._requests
+    async def _play_reply(self, request: int) -> None:
         reply = await self._opponent.reply(self.game.moves, self.game.level)
         if request == self._requests:
             self.game = replace(self.game, value=reply.value, thinking=False)
             self._place((*self.game.moves, reply.move))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a call of the opponent; an error is shown as a sentence and leaves the game
-        unchanged.
+        """Run the newest call of the opponent. A VolunteerError is shown as a sentence and leaves
+        the game unchanged; that of an outdated call is dropped.
         """
+        request = self._requests
 
         async def run_and_report() -> None:
             try:
                 await work
             except VolunteerError as error:
-                self.game = replace(self.game, trouble=translated(error.message), thinking=False)
-                self._draw()
+                if request == self._requests:
+                    trouble = translated(error.message)
+                    self.game = replace(self.game, trouble=trouble, thinking=False)
+                    self._draw()
 
         self.run_worker(run_and_report(), group="game", exit_on_error=True)
 
