@@ -196,7 +196,9 @@ class Engine:
         )
 
     def _announce_proof_of_work(self, bits: int, done: float) -> None:
-        """Announce the proof of work of a registration; `done` is the share computed so far."""
+        """Announce the proof of work of a registration; `done` is the probability of success so
+        far, 1 after success.
+        """
         if done == 0.0:
             self._bus.notice(
                 Sentence(

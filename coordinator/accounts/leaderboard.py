@@ -76,8 +76,9 @@ class Leaderboard:
         """Return the hundred best volunteers of a run (or of all) in a window (or ever), and the
         row of `me` at any rank.
 
-        The sums may be older with `seldom`, for pages that strangers ask for; a volunteer who hides
-        still disappears at once. Raises NotFound, BadRequest.
+        The sums may be older with `seldom`, for pages that strangers ask for. A volunteer who hides
+        disappears at once in the process that got the request, in others with their next sums.
+        Raises NotFound, BadRequest.
         """
         board = await self._standings(run, window_days, self._seldom if seldom else self._fresh)
         rows = board.rows

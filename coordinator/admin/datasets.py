@@ -92,7 +92,7 @@ class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int
     size: int  # bytes
     meta: dict[str, str | int | float] = {}
-    # Skipped files, with the reasons: the first thousand.
+    # Skipped files and parts of files, with the reasons: the first thousand.
     skipped: tuple[str, ...] = ()
 
 
@@ -115,7 +115,7 @@ def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetSho
 
 
 class _TransferSkips(Skipped):
-    """Skipped files of a transfer, under the names that their owner gave them."""
+    """Skipped parts of a transfer's files, under the names that the owner gave the files."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -128,8 +128,8 @@ def _due(conn: Connection) -> list[RunRow]:
 def measure_drift(
     stop: Stop, case: Case, weights: Path, data: LocalData, most: int
 ) -> tuple[DriftPoint, ...]:
-    """Return the drift of a task after 1, 2, 4, ... steps, at most about `most`, until it exceeds
-    `DRIFT_SOUGHT`.
+    """Return the drift of a task after 1, 2, 4, ... steps: at most `most` steps, or until the drift
+    exceeds `DRIFT_SOUGHT`.
     """
     size = NUDGES[precision_of(case.job.train.precision, "cpu")]
     points: list[DriftPoint] = []

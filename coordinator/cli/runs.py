@@ -58,7 +58,7 @@ REPORT = ("nickname", "label", "state", "first_seen", "last_seen", "accepted", "
 TOTALS = ("device_seconds", "credits_earned", "credits_pending")
 
 DOWNLINKS = {
-    "chain": "chain: quantised links and packed snapshots",
+    "chain": "chain: quantised differences between versions, and compressed whole versions",
     "float32": "float32: whole files",
 }
 
@@ -455,8 +455,8 @@ def best_note(versions: Sequence[VersionInfo]) -> str:
 
 
 def _members(figures: MemberFigures | None) -> list[tuple[str, str | None]]:
-    """Return the data that members keep, and the losses that they measured; no figure names a
-    member.
+    """Return the figures of the data that members keep, and of the losses that they measured; no
+    figure names a member.
     """
     if figures is None:
         return []

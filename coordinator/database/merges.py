@@ -29,7 +29,7 @@ class MergeRow(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None
 
     def is_leased_to_other(self, owner: str, now: float) -> bool:
-        """Return True if another process than `owner` holds the lease of this merge."""
+        """Return True if an owner other than `owner` holds the lease of this merge."""
         return self.state == "leased" and self.lease_until > now and self.owner != owner
 
 

@@ -1,4 +1,4 @@
-"""Leases that this process keeps while it works on jobs of the database."""
+"""Leases that a service keeps while it works on jobs of the database."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ log = structlog.get_logger("leases")
 
 
 class LeaseKeeper(PlatformService):
-    """Name of this process as an owner of jobs, and the renewal of its leases."""
+    """Name of a service as an owner of jobs, different in each process, and the renewal of its
+    leases.
+    """
 
     def __init__(self, on: Platform) -> None:
         super().__init__(on)
@@ -30,8 +32,8 @@ class LeaseKeeper(PlatformService):
 
     @asynccontextmanager
     async def renewing(self, jobs: LeasedJobs[J], job: J) -> AsyncIterator[None]:
-        """Renew a job's lease within the block. If another process takes the job over, later
-        changes of the job by this process fail.
+        """Renew a job's lease within the block. If another owner takes the job over, later
+        changes of the job by this owner fail.
         """
         renewal = asyncio.ensure_future(self._renew(jobs, job))
         try:

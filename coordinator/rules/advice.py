@@ -18,8 +18,8 @@ MOMENTUM_MIN = 0.5
 # steps made a player that lost to version 0 (0.2 to 0.4 of the points, three seeds); tasks of 100
 # steps made one that won (0.80 to 0.95).
 GAME_STEPS = 100
-FEW_LEARNT = 0.05  # share of learnt tokens below which an organiser is told
-MUCH_PADDING = 0.1  # share of empty places in windows from which an organiser is told
+FEW_LEARNT = 0.05  # a smaller share of learnt tokens gets advice
+MUCH_PADDING = 0.1  # this share of empty places in windows, or more, gets advice
 
 
 def too_large(needed: int, devices: Sequence[Device]) -> tuple[str, ...]:

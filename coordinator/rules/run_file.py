@@ -110,7 +110,7 @@ class ValidationSettings(Settings):
 class CreditSettings(Settings):
     """`[credit]`: price of the work."""
 
-    # price of a step of the reference batch; 0 = by the estimated FLOPs
+    # price of one training step with the run's batch_size; 0 = by the estimated FLOPs
     credits_per_step: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
 
 

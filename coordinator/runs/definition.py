@@ -234,7 +234,7 @@ def definition(run: RunRow) -> Definition:
 
 
 def step_price_micro(file: RunFile, step_flops: float) -> int:
-    """Return the micro-credits of one step of the reference batch, at least one."""
+    """Return the micro-credits of one training step with the run's batch_size, at least one."""
     price = file.credit.credits_per_step or step_flops / CREDIT_FLOPS
     return max(1, round(price * MICRO))
 

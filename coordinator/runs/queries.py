@@ -486,7 +486,9 @@ def _dialogues_advice(run: RunRow, manifest: DatasetManifest) -> tuple[str, ...]
 
 
 def _members(about: Definition, dataset: datasets.DatasetRow | None) -> MembersData | None:
-    """Return the data that members of a run keep; None if the organiser keeps the data."""
+    """Return the description of the data that members of a run keep; None if the organiser keeps
+    the data.
+    """
     if not about.at_members or dataset is None:
         return None
     return MembersData(

@@ -64,7 +64,7 @@ class RunInfo(Message):
     workers: int  # live workers
     progress: float | None  # share of [stop], 0..1; None if unknown
     credits_per_step: float
-    step_flops: float  # operations of the reference batch
+    step_flops: float  # operations of one training step with the run's batch_size
     memory_bytes: int  # memory that a device roughly needs
     steps: int = 0  # global steps
     tokens: int = 0  # samples x size merged so far

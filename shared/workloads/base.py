@@ -147,9 +147,9 @@ def seed_from(seed: int, first: int) -> int:
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of the local work after one micro-batch."""
+    """Progress of the local work after a call of `Work.advance`."""
 
-    step: int  # finished optimiser steps
+    step: int  # finished optimiser steps, or units of `counted`
     steps: int
     samples: int  # finished samples, in total
     # Mean loss over the finished optimiser step, in nats; None within a step, or before it is read.
@@ -181,13 +181,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(Protocol):
-    """Task in progress on one device; the trainer thread advances it by one micro-batch at a
-    time.
-    """
+    """Task in progress on one device, advanced by the trainer thread."""
 
     def advance(self) -> Progress:
-        """Do one micro-batch, in about half a second at most; return the progress. Work whose
-        micro-batches take longer implements `Listening`.
+        """Do a part of the task, such as a micro-batch or some moves, in about half a second at
+        most; return the progress. Work whose micro-batches take longer implements `Listening`.
 
         Raises torch's errors of exhausted memory, and InvalidRunFile.
         """

@@ -83,7 +83,7 @@ def create(
     json: Json = False,
     profile: Profile = "",
 ) -> int:
-    """Make a key. It is shown once: the coordinator keeps only its hash."""
+    """Make a key. It is shown once: the coordinator keeps its hash and its first characters."""
     import time
 
     from shared.protocol.endpoints import KEY_CREATE

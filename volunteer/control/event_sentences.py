@@ -283,7 +283,7 @@ def credits_words(e: events.Credits) -> str:
 def _paused(e: events.Paused) -> str:
     if e.by == YOU:
         subject = _("{device} paused", device=e.device) if e.device else _("paused")
-        if e.message == START:  # plain output has no key to press
+        if e.message == START:  # START names a key, and plain output has none
             return _("paused: `volunteer resume` starts it")
         by_you = _("{device} paused by you", device=e.device) if e.device else _("paused by you")
         sentence = by_you if e.message in ("", "paused") else f"{subject}: {_(e.message)}"

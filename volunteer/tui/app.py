@@ -47,7 +47,8 @@ TICK_S = 0.5
 # Longest time in which a thread of pure Python (self-play) holds the interpreter while a key waits.
 # Python's default is 5 ms; with it, several waits for each key were half of the measured latency.
 SWITCH_S = 0.001
-DIGEST_S = 30.0  # a digest stays longer than other sentences, because it is shown only once
+# The digest of the owner's absence stays longer than other sentences: it is shown only once.
+DIGEST_S = 30.0
 BLURRED_TICKS = 4  # a terminal without focus is redrawn at every fourth tick
 # Style classes by the least size of the screen.
 WIDTHS = [(0, "-tiny"), (60, "-narrow"), (80, "-normal"), (116, "-wide")]

@@ -38,7 +38,7 @@ JOINED_MAX = 256  # functions in one commit
 JOINED_S = 0.02  # a commit takes the functions that start within this time
 QUEUED_MAX = 10_000
 BUSY_MS = 30_000
-CLOCK_S = 10.0  # interval of storing the highest instant
+CLOCK_S = 10.0  # interval of storing the clock's lower bound, which outlives a restart
 PEEK_S = 0.25  # interval of checking for another process's commits
 
 FAILED_RETRY_S = 60.0  # clients retry after this long, since only the organiser can mend the cause
@@ -152,7 +152,7 @@ class SqliteRunner:
     def __init__(self, path: Path, clock: SystemClock | None) -> None:
         self._path = path
         self._clock = clock
-        self._highest = 0.0  # instants only rise, even if the machine's clock falls
+        self._highest = 0.0  # lower bound of the clock, so that instants only rise
         self._stored = 0.0
         self._writer = engine(path)
         self._reading = engine(path, readers=READERS)

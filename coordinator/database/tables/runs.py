@@ -30,7 +30,7 @@ runs = sa.Table(
     sa.Column("cursor", sa.BigInteger, nullable=False),  # next uncut position of the pass
     sa.Column(
         "step_flops", sa.Double, nullable=False
-    ),  # operations of a step of the reference batch
+    ),  # operations of one training step with the run's batch_size
     sa.Column("price_micro", sa.BigInteger, nullable=False),  # price of one such step
     sa.Column("weight", sa.Double, nullable=False),  # share among runs
     # most steps of a task that a recompute can prove (0 = no bound), the drift of a task and the

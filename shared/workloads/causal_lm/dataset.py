@@ -54,7 +54,7 @@ def build(request: DatasetWanted, put: Put, skip: Callable[[str], None]) -> Data
 
 
 class _AnnouncedSkips(Skipped):
-    """Skipped records of a build, announced as they are found."""
+    """Skipped parts of a dataset's sources, each announced when it is added."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__()

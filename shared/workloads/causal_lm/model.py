@@ -98,8 +98,9 @@ class CausalModel:
         """Return the mean loss in nats a token of windows (B, T + 1).
 
         If `learnt_share` is given, the tokens are marked, and the sum of losses is divided by the
-        average number of answer tokens, so that any division of a batch gives the same mean. The
-        returned weight converts it to the mean over the answer tokens that were read.
+        expected number of answer tokens (that share of all targets), so that any division of a
+        batch gives the same mean. The returned weight is the actual number over the expected one:
+        the loss divided by it is the mean over the answer tokens of these windows.
         """
         losses = self.losses(windows, marked=learnt_share is not None)
         if learnt_share is None:

@@ -31,7 +31,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def end(self) -> str:
-        """Return the held-back text at the end of the text."""
+        """Return the held-back text; call it after the last piece."""
         rest, self._held = self._held, ""
         return rest
 

@@ -34,8 +34,8 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def split(self, x: Tensor, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, H, T, D), keys, values (B, K, T, D) of inputs (B, T, C), rotated by
-        `turn`.
+        """Return queries (B, H, T, D), keys, values (B, K, T, D) of inputs (B, T, C). If `turn` is
+        given, it rotates the queries and the keys.
         """
         B, T, _ = x.shape
         q, k, v = self.qkv(x).split(self._widths, dim=-1)
