@@ -43,11 +43,11 @@ _SENT = re.compile(
 
 _COMMON = ("licence", "source", "heldout_share", "seed")
 _OPTIONS = {
-    "text": (*_COMMON, "vocab_size", "column"),
-    "chat": _COMMON,
+    "text": (*_COMMON, "tokenizer", "vocab_size", "column"),
+    "chat": (*_COMMON, "tokenizer"),
     "images": (*_COMMON, "size", "channels"),
     "suite": ("licence", "source"),
-    "files": _COMMON,
+    "files": (*_COMMON, "tokenizer"),
 }
 
 
@@ -94,6 +94,14 @@ class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
     meta: dict[str, str | int | float] = {}
     # Skipped files and parts of files, with the reasons: the first thousand.
     skipped: tuple[str, ...] = ()
+
+
+def _refuse_other_options(kind: str, ask: AddDataset) -> None:
+    """Raise BadRequest for an option that a dataset of this kind does not have."""
+    for name in sorted(set().union(*_OPTIONS.values()).difference(_OPTIONS[kind])):
+        if getattr(ask, name) not in (None, ""):
+            option = name.replace("_", "-")
+            raise BadRequest(f"--{option} does nothing for a dataset made of {kind}: leave it out")
 
 
 def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetShown:
@@ -151,6 +159,7 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
     sent = _TransferSkips(coordinator.boxes.folder(ask.box)) if ask.box else None
     skipped = sent or Skipped()
     try:
+        _refuse_other_options(kind, ask)
         paths, tokenizer = await asyncio.to_thread(_sources, coordinator, ask)
         options: dict[str, Any] = {
             name: value

@@ -51,6 +51,28 @@ def test_texts_are_reported_with_their_length_and_copies(run: Run, tmp_path: Pat
     assert said.out.endswith(" bytes a token.\n")  # numbers are no language
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "kind"),
+    [
+        ("--vocab-size", "300", "--images"),
+        ("--column", "story", "--images"),
+        ("--tokenizer", "FILE", "--images"),
+        ("--size", "16", "--text"),
+        ("--seed", "3", "--suite"),
+        ("--vocab-size", "300", "--problems"),
+    ],
+)
+def test_an_option_of_another_kind_of_dataset_is_refused(
+    run: Run, tmp_path: Path, option: str, value: str, kind: str
+) -> None:
+    path, place = json_lines(tmp_path), ("--data-dir", tmp_path / "data")
+    chosen = path if value == "FILE" else value
+    said = run("dataset", "add", "d", kind, path, option, chosen, *place)
+    assert said.code == 2
+    assert f"{option} does nothing for a dataset made of" in said.err
+    assert json.loads(run("dataset", "list", "--json", *place).out) == []
+
+
 def test_problems_with_answers_are_a_dataset_of_rollouts(run: Run, tmp_path: Path) -> None:
     path, place = tmp_path / "sums.jsonl", ("--data-dir", tmp_path / "data")
     lines = [json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) for n in range(40)]
