@@ -308,11 +308,8 @@ class DeviceLoop:
         if not isinstance(error, Exception):
             raise error
         ends = self.claimer.ends
-        if work.lease.member and isinstance(error, FileNotFoundError):
-            sentence = Sentence(
-                "the copies of your data for {run} went away during the task", run=work.lease.run
-            )
-            error = NotFound(sentence)
+        if isinstance(error, FileNotFoundError):
+            error = self._cause_of_loss(work, error)
         expected = isinstance(error, VolunteerError | MemoryError)
         message = getattr(error, "message", str(error)) if expected else f"{error!r}"
         if device_lost(error):
@@ -361,6 +358,21 @@ class DeviceLoop:
                 how = "failed" if own_task else "released"
                 await ends.end_without_result(work, how, message)
                 await self._wait_after_failure(message)
+
+    def _cause_of_loss(self, work: LeaseInWork, error: FileNotFoundError) -> Exception:
+        """Return NotFound, which is not the task's fault, for a missing copy of own data and for a
+        missing file of the cache; else the error.
+        """
+        if work.lease.member:
+            return NotFound(
+                Sentence(
+                    "the copies of your data for {run} went away during the task",
+                    run=work.lease.run,
+                )
+            )
+        if str(self.claimer.place.store.cache.root) in str(error.filename):
+            return NotFound(Sentence("files of the task were deleted from the cache"))
+        return error
 
     async def _wait_after_failure(self, message: str) -> None:
         """Wait after a failure, longer each time: this device may be the cause."""

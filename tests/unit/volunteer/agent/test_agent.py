@@ -5,6 +5,7 @@ obeyed.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.errors import Unreachable
 from shared.protocol import endpoints
 from shared.text import duration
+from shared.workloads.base import Data, Job, Weights, Work
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LONG, SHORT, LocalMachine, Network, Process, local_machine
@@ -409,6 +411,34 @@ async def test_a_failing_device_says_so_and_waits_longer_each_time(tmp_path: Pat
         ]
         assert waits == sorted(waits)
         assert await contributions(machine) == []
+
+
+class Emptied(GptWorkload):
+    """A workload whose data are deleted before it reads them, with the whole cache, once."""
+
+    def __init__(self) -> None:
+        self.deleted = False
+
+    @override
+    def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
+        if not self.deleted:
+            self.deleted = True
+            shutil.rmtree(data.chunk(0).parents[1])
+        return super().begin(job, weights, data, device)
+
+
+async def test_a_cache_deleted_during_a_task_gives_the_task_back(tmp_path: Path) -> None:
+    emptied = Emptied()
+    async with (
+        local_machine(tmp_path) as machine,
+        machine.working(lambda name: emptied, max_tasks=1) as process,
+    ):
+        assert await process.ended() == 0
+        first, last = process.all(events.TaskEnded)[0], process.all(events.Submitted)[-1]
+        assert first.how == "released"
+        assert "deleted from the cache" in first.message
+        assert last.last
+        assert {row["failures"] for row in await tasks(machine)} == {0}
 
 
 class Greedy(GptWorkload):
