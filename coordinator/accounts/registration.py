@@ -228,7 +228,6 @@ def _report(request: RegisterRequest) -> dict[str, Any]:
         "hostname": report.hostname,
         "hardware": msgspec.json.encode(report).decode(),
         "software": reports.line(request.software, reports.NAME_CHARS_MAX),
-        "protocol": request.protocol,
         "workloads": msgspec.json.encode(reports.workloads(request.workloads)).decode(),
     }
 

@@ -34,7 +34,7 @@ from coordinator.aggregation.robust import (
     NormClip,
     TrimmedMean,
 )
-from shared.tensors.blocks import sum_squares
+from shared.tensors.quantize import sum_squares
 from shared.tensors.slices import aligned
 
 if TYPE_CHECKING:

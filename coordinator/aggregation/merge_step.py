@@ -45,9 +45,9 @@ from coordinator.aggregation.shards import (
     shard_schema,
 )
 from coordinator.plan.plan_tables import Plan
-from shared.tensors.blocks import SPAN, sum_squares
 from shared.tensors.codec import codec
 from shared.tensors.frame import Frame, FrameWriter, WrittenFile, open_frame, schema_of_file
+from shared.tensors.quantize import SPAN, sum_squares
 from shared.tensors.spec import Schema, TensorSpec, grid
 
 STEPS_MAX = 1 << 40

@@ -101,7 +101,7 @@ class Audits(PlatformService):
         contribution = contributions.by_id(conn, contribution_id)
         if not audits.is_anybody(conn, account, contribution.price_micro, now):
             return False
-        audits.open_task(conn, row, contribution, now)
+        audits.open_task(conn, row, contribution)
         return True
 
     # --- the answer ---

@@ -132,9 +132,7 @@ def is_anybody(conn: Connection, row: VolunteerRow, price_micro: int, now: float
     return conn.execute(_ELSEWHERE, values | {"since": now - SEEN_S}).first() is not None
 
 
-def open_task(
-    conn: Connection, row: RecomputeRow, contribution: ContributionRow, now: float
-) -> None:
+def open_task(conn: Connection, row: RecomputeRow, contribution: ContributionRow) -> None:
     """Queue the recompute of a contribution as an audit task."""
     job = decode(row.work, StoredCase).job
     values = {
@@ -148,7 +146,7 @@ def open_task(
         "price_micro": contribution.price_micro,
         "options": msgspec.json.encode({"base_version": contribution.base_version}).decode(),
     }
-    change(conn, row, audit_id=add_beside(conn, values, now))
+    change(conn, row, audit_id=add_beside(conn, values))
 
 
 def waiting(conn: Connection, ids: Sequence[int]) -> dict[int, WaitingAudit]:

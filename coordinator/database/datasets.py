@@ -34,7 +34,6 @@ class DatasetRow(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     manifest: DatasetManifest
     manifest_sha256: str
-    created_at: float
 
 
 def _row(mapping: dict[str, Any]) -> DatasetRow:
@@ -42,7 +41,7 @@ def _row(mapping: dict[str, Any]) -> DatasetRow:
     return DatasetRow(**(mapping | {"manifest": manifest}))
 
 
-def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: float) -> int:
+def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str) -> int:
     """Insert a dataset and references to its blobs; return its number, also if an equal dataset is
     there. Raises Conflict if a different dataset has its name.
     """
@@ -59,7 +58,6 @@ def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: 
         kind=manifest.kind,
         manifest=msgspec.json.encode(manifest).decode(),
         manifest_sha256=manifest_sha256,
-        created_at=now,
     )
     dataset_id = int(conn.execute(insertion.returning(datasets.c.id)).scalar_one())
     served = {chunk.sha256: True for chunk in (*manifest.chunks, *manifest.assets.values())}

@@ -89,7 +89,6 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     returned: bool
     failures: int
     timeouts: int
-    created_at: float
     ended_at: float | None
     options: str
     update_kind: UpdateKind | Literal[""] = ""
@@ -228,7 +227,7 @@ _BEGIN = _bound(_HEAD, begun_at=_NOW, **_TIME)
 _BEGIN_AT = _bound(sa.bindparam("base", type_=sa.Integer()), begun_at=_NOW, **_TIME)
 
 
-def add_beside(conn: sa.Connection, values: dict[str, object], now: float) -> int:
+def add_beside(conn: sa.Connection, values: dict[str, object]) -> int:
     """Add a task outside the pass, which waits for any capable worker; return its number."""
     fixed = {
         "pass_no": 0,
@@ -238,7 +237,6 @@ def add_beside(conn: sa.Connection, values: dict[str, object], now: float) -> in
         "returned": False,
         "failures": 0,
         "timeouts": 0,
-        "created_at": now,
     }
     made = sa.insert(tasks).values(**fixed, **values).returning(tasks.c.id)
     return int(conn.execute(made).scalar_one())

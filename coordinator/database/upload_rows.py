@@ -28,7 +28,6 @@ class UploadRow(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     size: int
     complete: bool
-    created_at: float
     expires_at: float
 
 

@@ -73,7 +73,6 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     benchmark: str
     step_flops: float
     software: str
-    protocol: int
     workloads: str
     state: WorkerState
     last_seen_at: float

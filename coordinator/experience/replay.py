@@ -241,7 +241,7 @@ class Replay(PlatformService):
             "price_micro": run.price_micro * steps,
             "options": _options(data),
         }
-        tasks.add_beside(conn, values, self._clock.now())
+        tasks.add_beside(conn, values)
         return msgspec.structs.replace(
             totals, planned=totals.planned + positions, learning=totals.learning + 1
         )
@@ -279,7 +279,7 @@ class Replay(PlatformService):
             "price_micro": price_of_flops(run.price_micro, run.step_flops, flops),
             "options": _options(data),
         }
-        tasks.add_beside(conn, values, self._clock.now())
+        tasks.add_beside(conn, values)
         return True
 
     # --- strength ---

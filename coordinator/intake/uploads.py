@@ -268,7 +268,6 @@ class Uploads(PlatformService):
             id=secrets.token_hex(16),
             task_id=request.task,
             complete=False,
-            created_at=now,
             expires_at=now + UPLOAD_TTL_S,
         )
 

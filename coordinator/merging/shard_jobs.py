@@ -93,6 +93,8 @@ class Parts(PlatformService):
         super().__init__(on)
         self._pool = ThreadPoolExecutor(max_workers=THREADS_MAX, thread_name_prefix="part")
         self._leases = leases
+        # one take at a time: behind a frozen replica's row they would hold every place of a writer
+        self._taking = asyncio.Lock()
         self.threads = 1
 
     def begin(self, conn: Connection, merge: MergeRow, recipe: MergeRecipe) -> None:
@@ -156,7 +158,8 @@ class Parts(PlatformService):
             leases, now = self._leases, self._clock.now()
             return merge_jobs.take(conn, leases.owner, now, leases.lease_s, merge_id)
 
-        return await self._db.write(take_part)
+        async with self._taking:
+            return await self._db.write(take_part)
 
     async def _make(self, part: PartRow) -> None:
         """Make one part and store its result. Raises StorageFull, after releasing the part."""

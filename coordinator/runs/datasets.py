@@ -123,7 +123,7 @@ class Datasets(PlatformService):
             ]
             rows = [(c.sha256, c.size, kind) for kind, chunks in kinds for c in chunks]
             datasets.register(conn, rows, now, store.serials)
-            number = datasets.add(conn, manifest, sha, now)
+            number = datasets.add(conn, manifest, sha)
             detail = {"manifest": sha, "chunks": len(manifest.chunks)}
             record.append(conn, "organiser", "dataset.add", manifest.name, detail, now)
             if skipped is not None:

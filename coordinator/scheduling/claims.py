@@ -18,10 +18,10 @@ import msgspec
 
 from coordinator.accounts import suspension
 from coordinator.batcher import Batcher
-from coordinator.database import audits, claim_rows, contributions, leases, passes
+from coordinator.database import audits, claim_rows, contributions, lease_grants, passes
 from coordinator.database.audits import AuditLease
 from coordinator.database.claim_rows import Abilities, ClaimView, Rights, StateLine
-from coordinator.database.leases import NewLease
+from coordinator.database.lease_grants import NewLease
 from coordinator.database.members import member_rows
 from coordinator.database.tasks import TaskRow
 from coordinator.rules import secret_codes
@@ -282,7 +282,7 @@ class Claims:
             _new_lease(one, able[one.waiter], specs[one.run_id], offers[one.run_id, one.home].seed)
             for one in outcome.assignments
         ]
-        for row, item in zip(leases.take(conn, items, now), items, strict=True):
+        for row, item in zip(lease_grants.take(conn, items, now), items, strict=True):
             served.rows[item.waiter.claim_id] = row
             served.fresh.add(item.waiter.claim_id)
         states = _states(conn, outcome, able)

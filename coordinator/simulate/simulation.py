@@ -235,7 +235,7 @@ class _Simulation:
             unreferenced_blobs.announce(conn, {chunk.sha256 for chunk in chunks}, now)
             rows = [(chunk.sha256, chunk.size, "chunk") for chunk in chunks]
             datasets.register_referenced(conn, rows, now)
-            datasets.add(conn, manifest, digest(canonical(manifest)), now)
+            datasets.add(conn, manifest, digest(canonical(manifest)))
 
         await self._coordinator.db.write(add)
 

@@ -18,7 +18,9 @@ from typing_extensions import override
 
 from shared.errors import BadRequest, InvalidFrame
 from shared.nearest_name import hint
-from shared.tensors.blocks import (
+from shared.tensors.frame import Frame, FrameWriter, open_frame, read_header
+from shared.tensors.header import check_header, header_limit
+from shared.tensors.quantize import (
     Bfloat16,
     Blocks,
     Dither,
@@ -27,8 +29,6 @@ from shared.tensors.blocks import (
     refuse_nonfinite,
     sum_squares,
 )
-from shared.tensors.frame import Frame, FrameWriter, open_frame, read_header
-from shared.tensors.header import check_header, header_limit
 from shared.tensors.slices import F32, Array, ArrayReader, SchemaTensors, SliceReader
 from shared.tensors.spec import (
     INTEGERS,

@@ -21,9 +21,9 @@ import numpy as np
 
 from shared.errors import InvalidFrame
 from shared.proofs.signing import canonical, digest
-from shared.tensors.blocks import SCALE, SPAN, refuse_nonfinite
 from shared.tensors.codec import Codec, EncodedUpdate, naming_tensor
 from shared.tensors.frame import NUMPY, FrameWriter, WrittenFile, open_frame, schema_of_file
+from shared.tensors.quantize import SCALE, SPAN, refuse_nonfinite
 from shared.tensors.slices import (
     F32,
     Array,

@@ -61,7 +61,7 @@ def _add_waiting(conn: Connection, run_id: int, count: int) -> None:
     """Add tasks that were given back."""
     line = {"run_id": run_id, "kind": "train", "pass_no": 1, "seed": 1, "steps": 1, "batch_size": 1}
     line |= {"price_micro": 1, "state": "todo", "attempt": 1, "device": "cpu", "returned": False}
-    line |= {"failures": 0, "timeouts": 0, "created_at": 0.0, "options": "{}"}
+    line |= {"failures": 0, "timeouts": 0, "options": "{}"}
     conn.execute(insert(tasks), [{**line, "start": i, "stop": i + 1} for i in range(count)])
 
 

@@ -40,7 +40,7 @@ def fill(conn: Connection, runs: int, machines: int) -> None:
     rows = [
         common
         | {"run_id": ids[number % runs], "start": number, "stop": number + 1, "options": "{}"}
-        | {"state": "doing" if number % 2 else "todo", "attempt": 1, "created_at": 0.0}
+        | {"state": "doing" if number % 2 else "todo", "attempt": 1}
         | {"worker_id": who.worker_id, "volunteer_id": who.volunteer_id}
         for number, who in enumerate(people)
     ]

@@ -45,7 +45,7 @@ def lived(conn: Connection, run_id: int, count: int) -> None:
     task = {
         "kind": "train", "pass_no": 1, "start": 0, "stop": 8, "seed": 1, "steps": 4,
         "batch_size": 2, "price_micro": 1, "state": "done", "device": "cpu", "returned": False,
-        "failures": 0, "timeouts": 0, "created_at": 1.0, "options": "{}",
+        "failures": 0, "timeouts": 0, "options": "{}",
     }  # fmt: skip
     done = {
         "part": 0, "tries": 0, "kind": "delta", "codec": "int8", "sha256": shas, "size": 100,
@@ -93,7 +93,7 @@ def crowd(conn: Connection, count: int) -> None:
     person = {"state": "active", "public": True, "created_at": 0.0}
     machine = {
         "secret_hash": "", "hostname": "host", "hardware": "x" * 300, "benchmark": "[]",
-        "software": "", "state": "training", "step_flops": 1e9, "protocol": 1, "workloads": "[]",
+        "software": "", "state": "training", "step_flops": 1e9, "workloads": "[]",
         "created_at": 0.0,
     }  # fmt: skip
     ids = [f"crowd-{n}" for n in range(count)]

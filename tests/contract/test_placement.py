@@ -51,7 +51,7 @@ async def add_learn_task(house: VirtualQueue) -> int:
     }
 
     def write(conn: Connection) -> int:
-        return tasks.add_beside(conn, values, house.clock.now())
+        return tasks.add_beside(conn, values)
 
     return await house.write(write)
 

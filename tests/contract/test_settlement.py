@@ -172,14 +172,17 @@ async def test_accounts_take_turns_in_a_batch_that_not_all_updates_fit_in(
     task = {"batch_size": 4, "in_flight": 16}
     run = await database.write(lambda conn: add_run(conn, task=task, plan=DELTAS, model=MODEL))
     queue, accounts = queue_of(database, VirtualClock()), dict[int, int]()
+    account_by_task: dict[int, int] = {}
     for account, count in enumerate((5, 2, 1)):  # the one with most came first
         worker = await database.write(add_worker)
         for _ in range(count):
             lease = (await claim(queue, worker)).lease
             assert lease is not None
             await queue.begin(worker, lease.task, lease.attempt)
-            row = await database.write(partial(accepted, task_id=lease.task, base=0))
-            accounts[row.id] = account
+            account_by_task[lease.task] = account
+    for task_id, account in account_by_task.items():
+        row = await database.write(partial(accepted, task_id=task_id, base=0))
+        accounts[row.id] = account
 
     async def batch(limit: int) -> list[int]:
         read = partial(contributions.mergeable, run_id=run, limit=limit)

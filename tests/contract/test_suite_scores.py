@@ -49,7 +49,7 @@ async def test_suites_are_due_so_many_versions_after_the_last_ones(
         manifest = DatasetManifest(
             name="sums", kind="suite", licence="", source="", chunks=(), heldout=(chunk,)
         )
-        datasets.add(conn, manifest, "cd" * 32, 1.0)
+        datasets.add(conn, manifest, "cd" * 32)
         evaluations.put_scores(conn, row.id, [SuiteScoreRow("sums", last, 1, 2, 0)], 1.0)
         return [suite.name for suite in suites.due(conn, row, version)]
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, insert, select
 
-from coordinator.database import leases, tasks
+from coordinator.database import lease_grants, tasks
 from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import failures as failures_table
@@ -80,7 +80,6 @@ class Rows:
             "returned": False,
             "failures": 0,
             "timeouts": 0,
-            "created_at": 5.0,
             "ended_at": None,
             "options": "{}",
         } | columns
@@ -144,14 +143,14 @@ def assignment(task: TaskRow | None, run: int, waiter: int, **values: Any) -> As
     )
 
 
-def taken(rows: Rows, task: TaskRow | None, number: int, **values: Any) -> leases.NewLease:
+def taken(rows: Rows, task: TaskRow | None, number: int, **values: Any) -> lease_grants.NewLease:
     waiter = Waiter(
         claim_id=f"claim-{number}",
         worker_id=rows.b.worker_id,
         volunteer_id=rows.b.volunteer_id,
         device=f"cuda:{number}",
     )
-    return leases.NewLease(
+    return lease_grants.NewLease(
         assignment=assignment(task, rows.run, number, **values),
         waiter=waiter,
         kind="selfplay",
@@ -165,8 +164,8 @@ def taken(rows: Rows, task: TaskRow | None, number: int, **values: Any) -> lease
 
 def forget_statements() -> None:
     """Statements are compiled once a process: let this test compile them."""
-    leases._REISSUE._compiled.clear()
-    leases._INSERT._compiled.clear()
+    lease_grants._REISSUE._compiled.clear()
+    lease_grants._INSERT._compiled.clear()
 
 
 async def test_a_returned_task_is_leased_anew_and_keeps_nothing_of_its_last_holder(
@@ -177,7 +176,7 @@ async def test_a_returned_task_is_leased_anew_and_keeps_nothing_of_its_last_hold
         attempt=3, begun_at=7.0, base_version=0, returned=True, failures=2, timeouts=1
     )
     others = [await rows.put(), await rows.put(**HELD), await rows.put(run_id=rows.other)]
-    [made] = await rows.write(lambda c: leases.take(c, [taken(rows, task, 1)], NOW))
+    [made] = await rows.write(lambda c: lease_grants.take(c, [taken(rows, task, 1)], NOW))
     assert made == await rows.row(task.id)
     assert made == changed(
         task,
@@ -206,7 +205,7 @@ async def test_a_new_lease_has_the_assigned_range_and_counts_nothing_yet(rows: R
     forget_statements()
     wanted = [taken(rows, None, 1), taken(rows, await rows.put(), 2)]
     wanted += [taken(rows, None, 3), taken(rows, None, 4)]
-    made = await rows.write(lambda c: leases.take(c, wanted, NOW))
+    made = await rows.write(lambda c: lease_grants.take(c, wanted, NOW))
     assert [row.claim_id for row in made] == [f"claim-{n}" for n in range(1, 5)]
     assert [row.attempt for row in made] == [1, 3, 1, 1]
     assert made[0] == TaskRow(
@@ -235,7 +234,6 @@ async def test_a_new_lease_has_the_assigned_range_and_counts_nothing_yet(rows: R
         returned=False,
         failures=0,
         timeouts=0,
-        created_at=NOW,
         ended_at=None,
         options='{"games": 2}',
         update_kind="gradient",
@@ -248,7 +246,7 @@ async def test_a_task_that_another_coordinator_took_is_not_taken_again(rows: Row
     forget_statements()
     task = await rows.put(**HELD)
     with pytest.raises(Conflict, match="claim again"):
-        await rows.write(lambda c: leases.take(c, [taken(rows, task, 1)], NOW))
+        await rows.write(lambda c: lease_grants.take(c, [taken(rows, task, 1)], NOW))
     assert await rows.all() == [task]
 
 
@@ -260,7 +258,7 @@ async def test_the_rest_of_a_split_task_waits_with_the_failures_counted_so_far(r
     notes = [note | {"task_id": each.id, "message": f"of {each.id}"} for each in (task, stranger)]
     await rows.write(lambda c: c.execute(insert(failures_table), notes))
     wanted = taken(rows, task, 1, stop=task.start + 3, rest_stop=task.stop)
-    await rows.write(lambda c: leases.take(c, [wanted], NOW))
+    await rows.write(lambda c: lease_grants.take(c, [wanted], NOW))
     first, _, rest = await rows.all()
     assert (first.start, first.stop, first.state) == (task.start, task.start + 3, "doing")
     assert rest == changed(
@@ -273,7 +271,6 @@ async def test_the_rest_of_a_split_task_waits_with_the_failures_counted_so_far(r
         returned=False,
         begun_at=None,
         base_version=None,
-        created_at=NOW,
     )
     copied = [row for row in await rows.failed() if row[0] == rest.id]
     assert copied == [(rest.id, 2, rows.a.worker_id, "failure", f"of {task.id}", 4.0)]
@@ -281,7 +278,7 @@ async def test_the_rest_of_a_split_task_waits_with_the_failures_counted_so_far(r
 
 async def test_a_task_taken_whole_leaves_no_rest(rows: Rows) -> None:
     task = await rows.put()
-    await rows.write(lambda c: leases.take(c, [taken(rows, task, 1)], NOW))
+    await rows.write(lambda c: lease_grants.take(c, [taken(rows, task, 1)], NOW))
     assert [row.id for row in await rows.all()] == [task.id]
 
 
@@ -298,7 +295,7 @@ async def test_uploads_are_granted_by_the_kind_of_the_task(rows: Rows) -> None:
 async def test_a_task_beside_the_pass_waits_for_anybody(rows: Rows) -> None:
     given = {"run_id": rows.run, "kind": "learn", "start": 0, "stop": 1, "seed": 8, "steps": 2}
     given |= {"batch_size": 4, "price_micro": 6, "options": '{"data": 1}'}
-    number = await rows.write(lambda c: tasks.add_beside(c, given, NOW))
+    number = await rows.write(lambda c: tasks.add_beside(c, given))
     made = await rows.row(number)
     said = {
         "pass_no": 0,
@@ -308,7 +305,6 @@ async def test_a_task_beside_the_pass_waits_for_anybody(rows: Rows) -> None:
         "returned": False,
         "failures": 0,
         "timeouts": 0,
-        "created_at": NOW,
     }
     shown = msgspec.structs.asdict(made)
     assert {name: shown[name] for name in (*given, *said)} == given | said

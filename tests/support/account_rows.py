@@ -85,7 +85,6 @@ def add_task(conn: Connection, run_id: int, state: str = "done", **other: object
         "returned": False,
         "failures": 0,
         "timeouts": 0,
-        "created_at": 0.0,
         "options": "{}",
         **other,
     }

@@ -146,7 +146,6 @@ def add_worker(
         insert(workers_table).values(
             **machine,
             step_flops=step_flops,
-            protocol=1,
             workloads=msgspec.json.encode(workloads).decode(),
             last_seen_at=0.0,
             created_at=0.0,

@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.sources import ROOT
 from tests.tui.terminal import Terminal
+from volunteer.account.instance_lock import instance_lock
 from volunteer.account.profile_directory import Profile
 from volunteer.cli import start
 from volunteer.settings.settings import directories
@@ -259,7 +260,7 @@ def test_a_start_while_another_one_ends_waits_for_its_end_and_begins(tmp_path: P
     ):  # its socket is gone; so is who listened
         if left:
             profile.endpoint.write_bytes(left)
-        with profile.lock():
+        with instance_lock(profile.path):
             terminal = Terminal(VOLUNTEER, **place)
             terminal.see("another one is starting or exiting on this profile")
         with terminal:
@@ -271,7 +272,7 @@ def test_a_start_while_another_one_ends_waits_for_its_end_and_begins(tmp_path: P
 def test_a_start_without_a_screen_begins_when_the_one_before_has_ended(tmp_path: Path) -> None:
     place = {"VOLUNTEER_HOME": str(tmp_path)}
     profile = Profile(directories({"VOLUNTEER_HOME": str(tmp_path)}).profile)
-    with profile.lock():
+    with instance_lock(profile.path):
         terminal = Terminal([*VOLUNTEER, "--no-ui"], PYTHONPATH=str(ROOT), **place)
         terminal.see("another one is starting or exiting on this profile")
     with terminal:

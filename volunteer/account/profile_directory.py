@@ -1,7 +1,7 @@
 """Directory of the profile on this host: an identity for each joined coordinator.
 
     <profile>/current            names the coordinator in use
-    <profile>/lock               lock of the running instance
+    <profile>/lock               see `instance_lock`
     <profile>/control.json       address of the running instance
     <profile>/last-look.json     figures that the owner saw last on the screen
     <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, receipts/
@@ -17,15 +17,11 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from shared.errors import Configuration, StorageFull
-from shared.files.disk_writes import full_disk_errors
-from shared.files.file_lock import locked
 from shared.files.text_file import read_text
 from shared.proofs.signing import digest
 from shared.protocol.accounts import Benchmark, ServerInfo
@@ -43,7 +39,6 @@ from volunteer.files import (
 from volunteer.net.tls import Address
 
 VERDICTS_KEPT = 200
-PAST_TEXT = 1 << 20  # position of the locked byte, behind the process id, which stays readable
 
 log = logging.getLogger(__name__)
 
@@ -175,34 +170,6 @@ class Profile:
 
     def home(self, identity: Identity) -> Home:
         return Home(self.path / _slug(identity.public_key))
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the lock of a running instance. Raises Configuration if another instance holds it,
-        StorageFull.
-        """
-        path = self.path / "lock"
-        with full_disk_errors(path):  # unbuffered, since a buffer would fail a second time on close
-            opened = path.open("a+b", buffering=0)
-        with opened as file:
-            if not locked(file.fileno(), PAST_TEXT):
-                file.seek(0)
-                pid = (file.read(32) or b"").decode(errors="replace").strip() or "unknown"
-                raise Configuration(
-                    Sentence(
-                        "this profile is already at work (process {pid}): `volunteer status` "
-                        "shows it, "
-                        "`volunteer stop` ends it, and --profile NAME starts a second one",
-                        pid=pid,
-                    )
-                )
-            file.truncate(0)
-            with full_disk_errors(path):
-                file.write(str(os.getpid()).encode())
-            try:
-                yield
-            finally:
-                file.truncate(0)
 
     def _load(self, slug: str) -> Identity | None:
         if not re.fullmatch("[0-9a-f]{16}", slug):

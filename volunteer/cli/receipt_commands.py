@@ -86,10 +86,10 @@ def accept(*, json: Json = False, profile: Profile = "") -> int:
 
     For a coordinator that was restored from a backup, if its organiser says so.
     """
-    from volunteer.account.profile_directory import Profile as ProfileDirectory
+    from volunteer.account.instance_lock import instance_lock
 
     directories, _identity, book = _open_receipts(profile)
-    with ProfileDirectory(directories.profile).lock():
+    with instance_lock(directories.profile):
         aside = book.start_anew()
     if json:
         return print_json({"aside": None if aside is None else str(aside)})
@@ -143,9 +143,10 @@ async def _fetch(profile: Any, check: RecordCheck) -> str:
     a banned account. Return a sentence about a wrong receipt, else "".
     """
     from shared.errors import Configuration, Forbidden, Unauthorized
+    from volunteer.account.instance_lock import instance_lock
 
     try:
-        with profile.lock():
+        with instance_lock(profile.path):
             return await check.fetch()
     except (Configuration, Forbidden, Unauthorized):
         return ""

@@ -14,6 +14,7 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import LeaveRequest
 from shared.protocol.leases import ReleaseRequest
 from shared.sentences import Sentence, plural
+from volunteer.account.instance_lock import instance_lock
 from volunteer.account.join import Connect
 from volunteer.account.profile_directory import Identity, Profile
 from volunteer.control import commands
@@ -99,7 +100,7 @@ async def _wait_for_end(profile: Profile, clock: Clock) -> None:
     until = clock.monotonic() + END_S
     while clock.monotonic() < until:
         try:
-            with profile.lock():
+            with instance_lock(profile.path):
                 return
         except Configuration:
             await clock.sleep(PROBE_S)

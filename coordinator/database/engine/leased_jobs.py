@@ -8,7 +8,7 @@ the end of a pause: nobody leases it before.
 Merges, their parts, evaluations and recomputes are such jobs. Two kinds of rows resemble leased
 jobs, but are not:
 
-- Tasks (`database/leases`). Their lease goes to a machine elsewhere: it has one deadline for
+- Tasks (`database/lease_grants`). Their lease goes to a machine elsewhere: it has one deadline for
   heartbeats and one for the work, is bound to a version, and many are handed out in one statement.
 - Answers at stake (`ledger/answer_pay`) and requests (`inference/request_rows`). Only the process
   that answers can finish, since prompts are in no table: no other process takes such a row over,

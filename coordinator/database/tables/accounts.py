@@ -52,7 +52,6 @@ workers = sa.Table(
     sa.Column("benchmark", sa.Text, nullable=False),
     sa.Column("step_flops", sa.Double, nullable=False),
     sa.Column("software", sa.String(64), nullable=False),
-    sa.Column("protocol", sa.Integer, nullable=False),
     sa.Column("workloads", sa.Text, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),  # online, training, paused, offline, left
     sa.Column("last_seen_at", sa.Double, nullable=False),

@@ -18,7 +18,6 @@ uploads = sa.Table(
     sa.Column("sha256", sa.String(64), nullable=False),
     sa.Column("size", sa.BigInteger, nullable=False),
     sa.Column("complete", sa.Boolean, nullable=False),
-    sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("expires_at", sa.Double, nullable=False),
     sa.UniqueConstraint("task_id", "attempt", "part", "tries", "sha256"),
 )

@@ -34,7 +34,6 @@ datasets = sa.Table(
     sa.Column("kind", sa.String(32), nullable=False),
     sa.Column("manifest", sa.Text, nullable=False),  # whole, with the held-out split
     sa.Column("manifest_sha256", sa.String(64), nullable=False),
-    sa.Column("created_at", sa.Double, nullable=False),
 )
 
 # Blobs that a dataset keeps alive, and whether a volunteer may fetch them.

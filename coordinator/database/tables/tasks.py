@@ -39,7 +39,6 @@ tasks = sa.Table(
     ),  # expired, but the holder may still submit late
     sa.Column("failures", sa.Integer, nullable=False),
     sa.Column("timeouts", sa.Integer, nullable=False),
-    sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("ended_at", sa.Double, nullable=True),
     sa.Column("options", sa.Text, nullable=False),  # options of the workload, JSON
     # Terms of the lease: the kind of update ("" = by the kind of task), and the steps of a part (0

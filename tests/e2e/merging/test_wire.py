@@ -15,9 +15,9 @@ from coordinator.database import runs
 from coordinator.runs.definition import definition
 from shared.protocol.contributions import Verdict
 from shared.protocol.leases import ClaimReply
-from shared.tensors.blocks import SCALE
 from shared.tensors.codec import codec
 from shared.tensors.frame import frame_bytes, open_frame
+from shared.tensors.quantize import SCALE
 from shared.tensors.spec import Schema
 from tests.support.local_coordinator import (
     RUN,

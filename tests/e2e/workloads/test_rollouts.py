@@ -315,7 +315,7 @@ async def test_a_warm_start_that_no_merge_follows_is_added_to(tmp_path: Path, lo
         if lost:
             await home.coordinator.volunteers.suspend("Ann", "copies of others")
         else:
-            await home.coordinator.db.write(lambda conn: add_beside(conn, MEASURING, 0.0))
+            await home.coordinator.db.write(lambda conn: add_beside(conn, MEASURING))
             await bob.claim("evaluate")
         # the range of a lost update is itself in the queue again
         assert await home.coordinator.replay.tend(1) is not lost

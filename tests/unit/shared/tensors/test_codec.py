@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import BadRequest, InvalidFrame
-from shared.tensors.blocks import SPAN, Dither
 from shared.tensors.codec import CODECS, Codec, codec
 from shared.tensors.frame import frame_bytes, open_frame
+from shared.tensors.quantize import SPAN, Dither
 from shared.tensors.slices import bf16_from_float, float_from_bf16
 from shared.tensors.spec import CHUNK_ELEMENTS, TensorSpec
 from tests.support.examples import examples

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from shared.errors import InvalidFrame
 from shared.proofs.signing import canonical, digest
-from shared.tensors.blocks import SCALE, Blocks, Kernel
 from shared.tensors.codec import Codec, codec
 from shared.tensors.downlink import (
     LinkSettings,
@@ -26,6 +25,7 @@ from shared.tensors.downlink import (
     write_link,
 )
 from shared.tensors.frame import NUMPY, FrameWriter, WrittenFile, frame_bytes, open_frame
+from shared.tensors.quantize import SCALE, Blocks, Kernel
 from shared.tensors.slices import Array, bf16_from_float, float_from_bf16, to_float32
 from shared.tensors.snapshot import MAGIC, unpack_snapshot, write_snapshot
 from shared.tensors.spec import WALK_ELEMENTS, Schema, TensorSpec

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidFrame
-from shared.tensors.blocks import sum_squares
 from shared.tensors.codec import CODECS, codec
 from shared.tensors.frame import frame_bytes, open_frame
+from shared.tensors.quantize import sum_squares
 from shared.tensors.slices import bf16_from_float, float_from_bf16
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
 from shared.tensors.update import Delta, inspect

@@ -28,6 +28,7 @@ from shared.protocol.contributions import Verdict
 from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LocalMachine, Network
 from tests.support.sources import ROOT
+from volunteer.account.instance_lock import instance_lock
 from volunteer.account.profile_directory import VERDICTS_KEPT, Home, Identity, Profile, new_identity
 from volunteer.control import commands
 from volunteer.engine import Engine
@@ -133,8 +134,8 @@ def test_one_instance_at_a_time(tmp_path: Path) -> None:
     profile = Profile(tmp_path)
     code = (
         "import sys; from pathlib import Path\n"
-        "from volunteer.account.profile_directory import Profile\n"
-        "with Profile(Path(sys.argv[1])).lock(): print('held', flush=True); sys.stdin.read()"
+        "from volunteer.account.instance_lock import instance_lock\n"
+        "with instance_lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
@@ -144,11 +145,14 @@ def test_one_instance_at_a_time(tmp_path: Path) -> None:
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline().strip() == b"held"
-        with pytest.raises(Configuration, match=f"process {other.pid}"), profile.lock():
+        with (
+            pytest.raises(Configuration, match=f"process {other.pid}"),
+            instance_lock(profile.path),
+        ):
             pass
         other.kill()  # a crash leaves no lock behind
         other.wait()
-    with profile.lock():
+    with instance_lock(profile.path):
         pass
 
 
@@ -250,5 +254,5 @@ def test_a_full_disk_is_told_when_work_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "open", lambda self, mode, **_: Full(str(self), "a+"))
-    with pytest.raises(StorageFull, match="no space is left for"), Profile(tmp_path).lock():
+    with pytest.raises(StorageFull, match="no space is left for"), instance_lock(tmp_path):
         pass

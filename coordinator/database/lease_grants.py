@@ -102,7 +102,7 @@ def _reissue(conn: sa.Connection, items: Sequence[NewLease], now: float) -> list
         return []
     for item in items:
         if item.assignment.rest_stop > item.assignment.stop:
-            _split(conn, item, now)
+            _split(conn, item)
     result = _REISSUE.execute(conn, [_reissue_line(item) for item in items], now=now)
     return rows_of(result)
 
@@ -125,7 +125,7 @@ def _reissue_line(item: NewLease) -> tuple[object, ...]:
     )
 
 
-def _split(conn: sa.Connection, item: NewLease, now: float) -> None:
+def _split(conn: sa.Connection, item: NewLease) -> None:
     """Store the second part of a split task as a new task, with the failures counted so far.
 
     The claim of that task sets its steps and price, as for every task of a pass.
@@ -142,7 +142,6 @@ def _split(conn: sa.Connection, item: NewLease, now: float) -> None:
         "returned": False,
         "begun_at": None,
         "base_version": None,
-        "created_at": now,
     }
     task_id = conn.execute(sa.insert(tasks).values(**rest).returning(tasks.c.id)).scalar_one()
     c = failures.c
@@ -164,7 +163,6 @@ def _new(lines: sa.CTE) -> sa.ClauseElement:
         "returned": sa.literal(False),
         "failures": sa.literal(0),
         "timeouts": sa.literal(0),
-        "created_at": now,
     }
     source = sa.select(*filled.values()).where(lines.c.stop > lines.c.start)
     return sa.insert(tasks).from_select(list(filled), source).returning(*tasks.c)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidFrame
-from shared.tensors.blocks import SPAN, Blocks, sum_squares, unpack_nibbles
+from shared.tensors.quantize import SPAN, Blocks, sum_squares, unpack_nibbles
 from shared.tensors.slices import float_from_bf16
 from tests.support.examples import examples
 from tests.support.tensor_samples import numbers
