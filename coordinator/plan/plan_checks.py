@@ -75,11 +75,6 @@ def _timing_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
             "deadline could never merge with fewer: lower min_contributions or raise quorum",
         ),
         (
-            plan.min_contributions > BATCH_MAX,
-            f"min_contributions = {plan.min_contributions} is more than one merge takes: set it to "
-            f"{BATCH_MAX} or less",
-        ),
-        (
             plan.quorum > BATCH_MAX * (plan.max_staleness + 1),
             f"quorum = {plan.quorum} is too large for max_staleness = {plan.max_staleness}: a "
             f"merge takes {BATCH_MAX} contributions, and the others would be too old before their "

@@ -11,7 +11,7 @@ import msgspec
 from coordinator.aggregation.shards import split
 from coordinator.plan import privacy
 from coordinator.plan.plan import plan as read_plan
-from coordinator.plan.plan_checks import check_steps
+from coordinator.plan.plan_checks import BATCH_MAX, check_steps
 from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS, TASKS
 from coordinator.rules import run_file
@@ -177,10 +177,15 @@ def check_train(settings: TrainSettings, plan: Plan, *, learns: bool = False) ->
 
 
 def check_mixing(about: Definition) -> None:
-    """Raise InvalidRunFile for a rule that may leave members out of a version that is promised to
-    mix several.
+    """Raise InvalidRunFile for a number of members that no merge takes, or a rule that may leave
+    members out of a version that is promised to mix several.
     """
     least, rule = about.members_min, about.plan.aggregate
+    if least > BATCH_MAX:
+        raise InvalidRunFile(
+            f"[plan] min_contributions = {least} is more than one merge takes: set it to "
+            f"{BATCH_MAX} or less"
+        )
     if least > 1 and rule not in ("mean", "norm-clip"):
         raise InvalidRunFile(
             f"[plan] min_contributions = {least} promises members that each version mixes so many"

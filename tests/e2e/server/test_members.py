@@ -421,6 +421,12 @@ def _works(conn: sa.Connection) -> list[ContributionRow]:
         (TEXT + "[trust]\nrecompute = 0.1\n", "cannot be done again"),
         (TEXT.replace('"gpt"', '"gomoku"'), "makes its own data"),
         (MIXED.replace("quorum = 3", 'quorum = 3\naggregate = "median"'), "leave all but one out"),
+        (
+            MIXED.replace(
+                "quorum = 3\nmin_contributions = 2", "quorum = 2000\nmin_contributions = 1025"
+            ),
+            "min_contributions = 1025 is more than one merge takes: set it to 1024 or less",
+        ),
         (TEXT + "cap = 0.5\n", "cap"),
         (TEXT + "heldout_share = 0.0\n", "heldout_share"),
         (TEXT + "heldout_share = 0.5\n", "heldout_share"),
