@@ -37,7 +37,7 @@ PLAYER = {"name": "player", "roles": ["play"], "episodes_per_s": 1.0, **LINK, "j
 
 
 def outcome(run: dict[str, Any] = GAMES, **more: Any) -> SimulationResult:
-    table = {"hours": 0.05, "run": run, "workers": [LEARNER, {**PLAYER, "count": 2}], **more}
+    table = {"hours": 0.03, "run": run, "workers": [LEARNER, {**PLAYER, "count": 2}], **more}
     return loop.run(simulate(from_table(table)))
 
 
@@ -54,7 +54,7 @@ def with_options(run: dict[str, Any], **options: Any) -> dict[str, Any]:
 def test_machines_that_play_set_the_pace_and_versions_follow(
     run: dict[str, Any], unit: str
 ) -> None:
-    result = outcome(run)
+    result = outcome(run, hours=0.05)
     found = predict(result)
     assert played(found).unit == unit
     assert played(found).per_hour == pytest.approx(7200, rel=0.05)  # two, one a second each
@@ -72,12 +72,12 @@ def test_one_judge_bounds_many_players() -> None:
     slow = {"judge_s": 0.25}
     learner = {**LEARNER, "steps_per_s": 1000.0}
     run = with_options(GAMES, queue=100_000)
-    found = predict(outcome(run, workers=[learner, many], server=slow, hours=0.012))
+    found = predict(outcome(run, workers=[learner, many], server=slow, hours=0.008))
     assert played(found).per_hour == pytest.approx(4 * 3600, rel=0.05)
     assert played(found).judge_busy_share > 0.95
     assert found.bottleneck.startswith("the judge")
     assert found.cause == "judge"
-    free = predict(outcome(run, workers=[learner, many], hours=0.03))
+    free = predict(outcome(run, workers=[learner, many], hours=0.015))
     assert played(free).per_hour == pytest.approx(8 * 3600, rel=0.05)
     assert played(free).judge_busy_share == 0
 
@@ -93,11 +93,11 @@ def test_a_learner_that_is_too_slow_holds_the_players_back() -> None:
 
 def test_the_same_seed_plays_the_same_and_another_one_does_not() -> None:
     workers = [LEARNER, {**PLAYER, "count": 3, "spread": 0.3, "jitter": 0.1, "lost_per_hour": 20.0}]
-    one, two = (outcome(workers=workers, hours=0.02, seed=4) for _ in range(2))
+    one, two = (outcome(workers=workers, hours=0.012, seed=4) for _ in range(2))
     assert one.merged_at == two.merged_at
     assert [trace.segments for trace in one.traces] == [trace.segments for trace in two.traces]
     assert predict(one) == predict(two)
-    assert outcome(workers=workers, hours=0.02, seed=5).merged_at != one.merged_at
+    assert outcome(workers=workers, hours=0.012, seed=5).merged_at != one.merged_at
 
 
 def test_a_machine_that_vanishes_during_a_game_leaves_it_to_others() -> None:
@@ -118,7 +118,7 @@ def test_long_tasks_go_on_with_newer_versions_and_all_their_answers_count(
     """
     slow = {**PLAYER, "count": 10, "episodes_per_s": 0.05, "spread": 0.5, "down_mbit": down_mbit}
     run = with_options(PROBLEMS, reuse=8, lag=1)
-    result = outcome(run, workers=[LEARNER, slow], hours=0.15)
+    result = outcome(run, workers=[LEARNER, slow], hours=0.1)
     assert result.play is not None
     assert result.play.episodes == 8 * len(result.play.judged_at)
     assert len(result.merged_at) > 5
