@@ -49,14 +49,15 @@ def explained(reason: str, contact: str) -> str:
 
 
 def ban(conn: Connection, row: VolunteerRow, reason: str, now: float) -> str:
-    """Ban an account; return its id. Its updates that wait for a merge are paid, and not merged;
-    credits stay. Raises Forbidden.
+    """Ban an account; return its id. Its updates that wait for a merge are paid like merged ones,
+    and not merged; credits stay. Raises Forbidden.
     """
     detail = {"reason": record.reason(conn, row.id, reason)} if reason else ""
-    member_rows.withdraw_all(conn, row.id, now)
     _set_state(conn, row, "banned", detail, now)
     waiting = _set_aside(conn, row.id, BANNED.message, now)
-    escrow.pay(conn, waiting, now)
+    # now, since no later draw of the account may free it
+    escrow.free_proven_pay(conn, escrow.pay(conn, waiting, now), now)
+    member_rows.withdraw_all(conn, row.id, now)  # also cancels tasks returned just now
     return row.id
 
 

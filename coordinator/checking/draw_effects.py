@@ -28,8 +28,8 @@ from coordinator.database.volunteers import VolunteerRow
 from coordinator.plan.merge_weights import staleness_weight
 from coordinator.rules import refusals, standing
 from coordinator.rules.draws import Result, bond, shortfall
+from coordinator.rules.validation import PAID
 from coordinator.runs.definition import definition
-from coordinator.runs.settlement import bond_and_debt
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -144,7 +144,7 @@ def release(conn: Connection, account: VolunteerRow, now: float) -> None:
     open draw be merged.
     """
     proven = recomputes.proven(conn, account.id, account.unproved_to)
-    escrow.free(conn, account.id, proven, bond_and_debt(conn, account), now)
+    escrow.free(conn, account.id, proven, escrow.bond_and_debt(conn, account), now)
     for row in contributions.unproven_of(conn, account.id, proven.before):
         _admit(conn, row, now)
 
@@ -176,6 +176,6 @@ def _admit(conn: Connection, row: ContributionRow, now: float) -> None:
     if weight > 0.0:
         contributions.proved(conn, row.id, weight)
         return
-    message = f"version {run.head} was merged before its proof ended; {verdicts.PAID}"
+    message = f"version {run.head} was merged before its proof ended; {PAID}"
     verdicts.decide(conn, row, "superseded", now=now, message=message)
     escrow.pay(conn, [row], now)

@@ -16,6 +16,7 @@ from coordinator.database.engine.statements import among, equals, one_of
 from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.runs import runs
+from coordinator.rules.validation import PAID
 from shared.errors import Conflict
 from shared.protocol.base import ContributionState
 from shared.protocol.contributions import Verdict
@@ -121,7 +122,6 @@ def record(
 
 
 RECENT_MAX = 4096  # verdicts of one worker that may be sent again
-PAID = "the work is paid"  # sentence on work that needed no merge
 _C = contributions.c
 _UNPAID = (
     sa.update(verdicts)

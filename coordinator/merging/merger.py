@@ -186,9 +186,7 @@ class Merger(PlatformService):
         if at_stake:
             # in a transaction of its own: accounts must be locked before their ledger rows, which
             # the merge's transaction has locked
-            free = partial(
-                settlement.free_proven_pay, volunteer_ids=at_stake, now=self._clock.now()
-            )
+            free = partial(escrow.free_proven_pay, volunteer_ids=at_stake, now=self._clock.now())
             await self._db.write(free)
         return True
 

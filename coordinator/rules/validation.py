@@ -70,10 +70,11 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
         return {name: getattr(self, name) for name in names} | {"norm": norm}
 
 
+PAID = "the work is paid"  # clause of verdicts, replaced by the reason for work that is not paid
 TOO_LATE = Judgement(
     state="superseded",
     reason=Reason.RUN_ENDED.value,
-    message="the run has ended; the work is paid",
+    message=f"the run has ended; {PAID}",
 )
 SUSPENDED = Judgement(
     state="superseded",
@@ -81,7 +82,7 @@ SUSPENDED = Judgement(
 )
 BANNED = Judgement(
     state="superseded",
-    message="this account is banned: its work is paid, and not merged",
+    message=f"not merged: this account is banned; {PAID}",
 )
 
 
@@ -305,7 +306,7 @@ def judge(
         return Judgement(
             state="superseded",
             reason=Reason.STALE.value,
-            message=f"version {evidence.head} was merged meanwhile; the work is paid",
+            message=f"version {evidence.head} was merged meanwhile; {PAID}",
         )
     if weight <= 0.0:
         return _rejected(

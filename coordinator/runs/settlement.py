@@ -1,4 +1,4 @@
-"""Settlement of contributions that a merge left out, and of pay that it put at stake."""
+"""Settlement of contributions that a merge left out."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.database import contributions, recomputes, submissions, tasks, verdicts
-from coordinator.database import volunteers as accounts
+from coordinator.database import contributions, submissions, tasks, verdicts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import RunRow
-from coordinator.database.volunteers import VolunteerRow
-from coordinator.rules import draws
+from coordinator.rules.validation import PAID
 from coordinator.runs.definition import definition
 from shared.protocol.base import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from sqlalchemy import Connection
 
     from coordinator.database.tasks import FailureKind
@@ -85,7 +81,7 @@ def leave_behind(conn: Connection, run: RunRow, head: int, why: str, now: float)
     plan = definition(run).plan
     late = contributions.left_behind(conn, run.id, head - plan.max_staleness, plan.update)
     for row in late:
-        verdicts.decide(conn, row, "superseded", now=now, message=f"{why}; {verdicts.PAID}")
+        verdicts.decide(conn, row, "superseded", now=now, message=f"{why}; {PAID}")
     escrow.pay(conn, late, now)
 
 
@@ -99,31 +95,8 @@ def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
                 row,
                 "superseded",
                 now=now,
-                message=f"the run ended before the next merge; {verdicts.PAID}",
+                message=f"the run ended before the next merge; {PAID}",
             )
         escrow.pay(conn, rows, now)
         count += len(rows)
     return count
-
-
-def free_proven_pay(conn: Connection, volunteer_ids: Collection[str], now: float) -> None:
-    """Free the pay that a merge has just put at stake although passed draws prove the work that it
-    pays for. The bond is kept back from that pay, since pay for work after the newest passed draw
-    does not count as bond.
-    """
-    for volunteer_id in sorted(volunteer_ids):
-        account = accounts.locked(conn, volunteer_id)
-        proven = recomputes.proven(conn, account.id, account.unproved_to)
-        if account.standing != "suspended" and proven.last:
-            proven = msgspec.structs.replace(proven, before=proven.last + 1)
-            escrow.free(conn, account.id, proven, bond_and_debt(conn, account), now)
-
-
-def bond_and_debt(conn: Connection, account: VolunteerRow) -> int:
-    """Return the sum of an account's bond and debt, in micro-credits; its open draws do not lower
-    the bond yet.
-    """
-    waiting = len(recomputes.open_of(conn, account.id))
-    mean = account.accepted_micro / max(1, account.accepted)
-    bond = draws.bond(account.draws - waiting, mean)
-    return bond + payments.balances(conn, account.id).debt_micro

@@ -20,7 +20,6 @@ from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.tables import accounts as tables
 from coordinator.rules.draws import Result
 from coordinator.rules.standing import PROOFS_MIN, State
-from coordinator.runs import settlement
 from shared.errors import BadRequest, Conflict
 from shared.protocol.contributions import Verdict
 from tests.support.account_rows import add_contribution, add_run, breaches
@@ -131,7 +130,7 @@ async def test_the_first_pay_of_updates_is_free_with_the_merge_of_the_second(
         def change(conn: Connection) -> None:
             row = contributions.by_id(conn, number)
             assert verdicts.merge_all(conn, [row], 1, 2.0)
-            settlement.free_proven_pay(conn, escrow.pay(conn, [row], 2.0), 2.0)
+            escrow.free_proven_pay(conn, escrow.pay(conn, [row], 2.0), 2.0)
 
         await database.write(change)
         return await have(database)
@@ -218,11 +217,49 @@ async def test_what_waits_for_a_merge_when_its_account_is_banned_is_paid_and_nev
         assert await have(database, who) == paid
         said = await verdict(database, waiting)
         assert (said.state, said.message) == (
-            "superseded", "this account is banned: its work is paid, and not merged",
+            "superseded", "not merged: this account is banned; the work is paid",
         )  # fmt: skip
         await Volunteers(database, VirtualClock(), Settings()).unban(who)
         assert await database.read(lambda conn: contributions.left_over(conn, run)) == []
     assert await breaches(database) == []
+
+
+@pytest.mark.parametrize("end", ["merge", "ban"])
+async def test_a_ban_frees_as_much_proven_pay_as_a_merge(database: Database, end: str) -> None:
+    run = await setting(database)
+
+    def proven(conn: Connection) -> list[int]:
+        numbers = [accepted(conn, run, NEW, 1.0) for _ in range(5)]
+        volunteers.count_accepted(conn, [(NEW, PRICE)] * 5)
+        for number in numbers:
+            settle(conn, draw(conn, number), "passed")
+        return numbers
+
+    numbers = await database.write(proven)
+
+    def merge(conn: Connection) -> None:
+        rows = contributions.by_ids(conn, numbers)
+        assert verdicts.merge_all(conn, rows, 1, 2.0)
+        escrow.free_proven_pay(conn, escrow.pay(conn, rows, 2.0), 2.0)
+
+    if end == "merge":
+        await database.write(merge)
+    else:
+        await Volunteers(database, VirtualClock(), Settings()).ban(NEW, "spam")
+    assert await have(database) == (0, 4 * PRICE, PRICE)
+    assert await breaches(database) == []
+
+
+async def test_work_of_a_banned_account_that_cannot_be_proved_is_not_called_paid(
+    database: Database,
+) -> None:
+    run = await setting(database)
+    waiting = await database.write(lambda conn: accepted(conn, run, NEW, 1.0))
+    await Volunteers(database, VirtualClock(), Settings()).ban(NEW, "spam")
+    why = "not paid: its task cannot be done again"
+    await database.write(lambda conn: verdicts.note_unpaid(conn, [waiting], why))
+    message = (await verdict(database, waiting)).message
+    assert message == f"not merged: this account is banned; {why}"
 
 
 async def test_an_account_that_is_suspended_before_its_pay_is_freed_gets_none(
@@ -237,7 +274,7 @@ async def test_an_account_that_is_suspended_before_its_pay_is_freed_gets_none(
         later = draw(conn, merged(conn, run, NEW, 2.0))
         settle(conn, later, "passed")
         suspend(conn, NEW, "copies of others", 3.0)
-        settlement.free_proven_pay(conn, {NEW}, 4.0)
+        escrow.free_proven_pay(conn, {NEW}, 4.0)
 
     await database.write(drawn)
     assert await have(database) == (0, 0, 0)

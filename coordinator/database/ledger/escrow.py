@@ -11,21 +11,25 @@ forfeited. Earned credit settles the debt of its account first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import Connection, String, bindparam, cast, exists, func, insert, select
 
-from coordinator.database import verdicts
+from coordinator.database import recomputes, verdicts
+from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, deletion, equals
 from coordinator.database.ledger import debts
-from coordinator.database.ledger.payments import Payment, post_step
+from coordinator.database.ledger.payments import Payment, balances, post_step
 from coordinator.database.recomputes import NO_ID, Proven
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.trust import escrow
+from coordinator.database.volunteers import VolunteerRow
+from coordinator.rules import draws
 from shared.errors import Conflict
 
 SUSPENDED = "not paid: this account is suspended"
@@ -113,6 +117,29 @@ def free(conn: Connection, volunteer_id: str, proven: Proven, bond: int, now: fl
             break
         rows.append(_payment(row))
     _free(conn, rows, now)
+
+
+def free_proven_pay(conn: Connection, volunteer_ids: Collection[str], now: float) -> None:
+    """Free the pay that a merge or a ban has just put at stake although passed draws prove the work
+    that it pays for. The bond is kept back from that pay, since pay for work after the newest
+    passed draw does not count as bond.
+    """
+    for volunteer_id in sorted(volunteer_ids):
+        account = accounts.locked(conn, volunteer_id)
+        proven = recomputes.proven(conn, account.id, account.unproved_to)
+        if account.standing != "suspended" and proven.last:
+            proven = msgspec.structs.replace(proven, before=proven.last + 1)
+            free(conn, account.id, proven, bond_and_debt(conn, account), now)
+
+
+def bond_and_debt(conn: Connection, account: VolunteerRow) -> int:
+    """Return the sum of an account's bond and debt, in micro-credits; its open draws do not lower
+    the bond yet.
+    """
+    waiting = len(recomputes.open_of(conn, account.id))
+    mean = account.accepted_micro / max(1, account.accepted)
+    bond = draws.bond(account.draws - waiting, mean)
+    return bond + balances(conn, account.id).debt_micro
 
 
 def free_all(conn: Connection, volunteer_id: str, now: float) -> int:

@@ -26,7 +26,7 @@ from coordinator.database.tables.contributions import contributions as rows
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.rules.draws import Result
-from coordinator.runs import settlement
+from coordinator.rules.validation import PAID
 from shared.protocol.base import Reason
 from tests.contract.test_escrow import add
 from tests.support.account_rows import add_contribution, add_run
@@ -106,7 +106,7 @@ class Histories(RuleBasedStateMachine):
         def change(conn: Connection) -> None:
             merged = contributions.by_ids(conn, due)
             assert not due or verdicts.merge_all(conn, merged, 1, self.now)
-            settlement.free_proven_pay(conn, escrow.pay(conn, merged, self.now), self.now)
+            escrow.free_proven_pay(conn, escrow.pay(conn, merged, self.now), self.now)
 
         self.write(change)
         for name, account in self.books.accounts.items():
@@ -149,7 +149,7 @@ class Histories(RuleBasedStateMachine):
         def change(conn: Connection) -> None:
             waiting = contributions.by_ids(conn, late)
             for row in waiting:
-                verdicts.decide(conn, row, "superseded", now=self.now, message=verdicts.PAID)
+                verdicts.decide(conn, row, "superseded", now=self.now, message=PAID)
             escrow.pay(conn, waiting, self.now)
 
         self.write(change)
