@@ -21,6 +21,7 @@ from coordinator.database import invite_rows as code_rows
 from coordinator.database import recomputes, record, runs, standings, statistics, verdicts
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import escrow, payments
+from coordinator.database.ledger.reversal import TakenBack
 from coordinator.database.members import member_rows
 from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import VolunteerSummary
@@ -396,6 +397,20 @@ class Volunteers:
             lambda conn: suspension.ban(conn, _find(conn, who), reason, now)
         )
 
+    async def ban_and_suspend(self, who: str, reason: str) -> TakenBack:
+        """Ban an account, and suspend it first, so that its stake is forfeited and not paid; return
+        the forfeited amounts. Raises NotFound, BadRequest, Forbidden.
+        """
+        now, why = self._clock.now(), suspension.reason_of(reason)
+
+        def change(conn: Connection) -> TakenBack:
+            row = _find(conn, who)
+            forfeited = suspension.suspend(conn, row.id, why, now, "organiser")
+            suspension.ban(conn, row, why, now)
+            return forfeited
+
+        return await self._shut_out(change)
+
     async def unban(self, who: str) -> str:
         """Lift the ban of an account; return its id. Raises NotFound, Forbidden."""
         now = self._clock.now()
@@ -493,9 +508,12 @@ class Volunteers:
         )
 
     async def _shut_out(self, change: Callable[[Connection], T]) -> T:
-        """Write a change that may ban machines, and end their waiting claims at once."""
+        """Write a change that may ban machines; end their waiting claims, and offer the tasks that
+        it returned, at once.
+        """
         done = await self._write(change)
-        self._signals.notify("volunteers")
+        for topic in ("volunteers", "queue"):
+            self._signals.notify(topic)
         return done
 
     async def _write(self, change: Callable[[Connection], T]) -> T:

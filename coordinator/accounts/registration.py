@@ -126,9 +126,9 @@ def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
     Forbidden if it has its most machines.
     """
     account = store.by_id(conn, code.volunteer_id or "")
-    if account is None:
+    if account is None or account.state == "forgotten":  # it may be forgotten in this moment
         raise InvalidCode("the account of this code is gone")
-    if account.state != "active":  # a forgotten account has no codes
+    if account.state != "active":
         raise Banned(secret_codes.BANNED)
     most = MACHINES_MAX if account.standing == "vetted" else PROBATION_MACHINES
     if store.live_machines(conn, account.id) >= most:

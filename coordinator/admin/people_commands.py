@@ -10,7 +10,6 @@ from coordinator.accounts.accounts import VolunteerDetails
 from coordinator.accounts.api_keys import GrantResult
 from coordinator.accounts.invites import InviteInfo, NewCode
 from coordinator.accounts.reversals import Reversal
-from coordinator.accounts.suspension import reason_of
 from coordinator.admin.command import (
     CommandRequest,
     EmptyRequest,
@@ -178,12 +177,10 @@ async def ban(coordinator: Coordinator, ask: Ban) -> BanDone:
     if not ask.reverse:
         await coordinator.volunteers.ban(ask.name, ask.reason)
         return BanDone(name=ask.name)
-    reason_of(ask.reason)  # checked before anything is changed
-    await coordinator.volunteers.ban(ask.name, ask.reason)
-    # suspended first, so that unfinished work is not paid
-    await coordinator.volunteers.suspend(ask.name, ask.reason)
+    forfeited = await coordinator.volunteers.ban_and_suspend(ask.name, ask.reason)
     reversal = await coordinator.volunteers.reversals.of_volunteer(ask.name, 0.0, ask.reason)
-    return BanDone(name=ask.name, reversal=reversal)
+    taken = forfeited + reversal.taken
+    return BanDone(name=ask.name, reversal=Reversal(name=reversal.name, taken=taken))
 
 
 @organiser_command("volunteer.reverse", needs="database")

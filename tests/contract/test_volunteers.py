@@ -24,6 +24,7 @@ from shared.decoding import decode
 from shared.errors import (
     Banned,
     Forbidden,
+    InvalidCode,
     InvalidName,
     NotFound,
     TooManyRequests,
@@ -138,6 +139,16 @@ async def test_a_banned_account_cannot_be_entered_by_an_old_link_code(people: Vo
         await people.register(newcomer("eve", code=link.code))
     with pytest.raises(Banned, match="no secret can be issued"):
         await people.reissue("Mia")
+
+
+async def test_an_account_forgotten_while_a_machine_joins_it_is_called_gone(
+    people: Volunteers, database: Database
+) -> None:
+    mia = await join(people, "Mia")
+    link = await people.link_code(mia)
+    await database.write(lambda c: store.set_volunteer(c, mia.volunteer_id, state="forgotten"))
+    with pytest.raises(InvalidCode, match="the account of this code is gone"):
+        await people.register(newcomer("eve", code=link.code))
 
 
 async def test_states_follow_what_was_heard(people: Volunteers, clock: VirtualClock) -> None:

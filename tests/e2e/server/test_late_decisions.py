@@ -10,8 +10,10 @@ from sqlalchemy import Connection
 from sqlalchemy.util import await_only
 
 from coordinator.accounts.suspension import suspend, unsuspend
+from coordinator.admin import people_commands
 from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.contributions import contributions
+from coordinator.database.verdicts import latest_verdict
 from shared.protocol.accounts import Me
 from shared.protocol.leases import BeginReply
 from tests.support.databases import Postgres
@@ -101,6 +103,34 @@ async def test_a_suspension_that_a_decision_waits_for_counts(
         assert await home.coordinator.ledger.check() == ()
         await other.close()
     await postgres.recycle(url)
+
+
+async def test_a_ban_with_a_reversal_takes_back_what_waits_for_a_merge(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(RUN.replace("quorum = 2", "quorum = 1000"))
+        ann = await home.join("Ann")
+        waiting = await ann.work(1)
+        assert (waiting.state, await pay(ann)) == ("accepted", (waiting.credits_micro, 0, 0))
+        queue = home.coordinator.signals.watch("queue")
+        done = await people_commands.ban.run(
+            home.coordinator, people_commands.Ban(name="Ann", reverse=True, reason="copies")
+        )
+        assert await queue.wait(0.0)  # its task is for another machine
+        assert done.reversal is not None
+        taken = done.reversal.taken
+        assert (taken.contributions, taken.pending_micro) == (1, waiting.credits_micro)
+        assert (taken.escrow_micro, taken.earned_micro) == (0, 0)
+        await home.coordinator.volunteers.unban("Ann")
+        assert await pay(ann) == (0, 0, 0)
+        verdict = await home.coordinator.db.read(
+            lambda conn: latest_verdict(conn, waiting.contribution)
+        )
+        assert verdict is not None
+        assert (verdict.state, verdict.credits_micro) == ("superseded", 0)
+        assert (
+            verdict.message == "what this account had at stake is given up: neither merged nor paid"
+        )
+        assert await home.coordinator.ledger.check() == ()
 
 
 async def test_a_task_that_has_not_begun_takes_no_result(tmp_path: Path) -> None:
