@@ -179,8 +179,8 @@ async def ban(coordinator: Coordinator, ask: Ban) -> BanDone:
         return BanDone(name=ask.name)
     forfeited = await coordinator.volunteers.ban_and_suspend(ask.name, ask.reason)
     reversal = await coordinator.volunteers.reversals.of_volunteer(ask.name, 0.0, ask.reason)
-    taken = forfeited + reversal.taken
-    return BanDone(name=ask.name, reversal=Reversal(name=reversal.name, taken=taken))
+    totals = forfeited + reversal.taken
+    return BanDone(name=ask.name, reversal=Reversal(name=reversal.name, taken=totals))
 
 
 @organiser_command("volunteer.reverse", needs="database")
