@@ -574,6 +574,7 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
         return row.nickname
     name = nicknames.pseudonym(secret_codes.new_code(8).replace("-", "").lower())
     store.forget(conn, row.id, name, nicknames.skeleton(name), now)
+    suspension.set_forgotten_aside(conn, row.id, now)
     member_rows.forget(conn, row.id, now)
     record.append(conn, actor, "volunteer.forget", row.id, "", now)
     return name

@@ -5,6 +5,7 @@ The organiser's commands and failed checks call these functions within their tra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from coordinator.database import contributions, recomputes, record, verdicts
@@ -14,7 +15,7 @@ from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import TakenBack, take_back
 from coordinator.database.members import member_rows
 from coordinator.rules import reports
-from coordinator.rules.validation import BANNED
+from coordinator.rules.validation import BANNED, FORGOTTEN
 from shared.errors import BadRequest, Conflict, Forbidden
 
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ def ban(conn: Connection, row: VolunteerRow, reason: str, now: float) -> str:
     """
     detail = {"reason": record.reason(conn, row.id, reason)} if reason else ""
     _set_state(conn, row, "banned", detail, now)
-    waiting = _set_aside(conn, row.id, BANNED.message, now)
-    # now, since no later draw of the account may free it
-    escrow.free_proven_pay(conn, escrow.pay(conn, waiting, now), now)
+    _set_aside_paid(conn, contributions.accepted_of(conn, row.id), BANNED.message, now)
     member_rows.withdraw_all(conn, row.id, now)  # also cancels tasks returned just now
     return row.id
 
@@ -76,22 +75,35 @@ def _set_state(
     return row.id
 
 
-def _set_aside(
-    conn: Connection, volunteer_id: str, message: str, now: float, **values: float
-) -> list[ContributionRow]:
-    """Set the state of an account's updates that wait for a merge to superseded; return the
-    updates.
+def set_forgotten_aside(conn: Connection, volunteer_id: str, now: float) -> None:
+    """Set aside, and pay, the updates of a forgotten account that wait for a merge in runs on
+    members' data.
     """
-    waiting = contributions.accepted_of(conn, volunteer_id)
+    waiting = contributions.accepted_at_home(conn, volunteer_id)
+    _set_aside_paid(conn, waiting, FORGOTTEN.message, now)
+
+
+def _set_aside_paid(
+    conn: Connection, waiting: Sequence[ContributionRow], message: str, now: float
+) -> None:
+    _set_aside(conn, waiting, message, now)
+    # now, since no later draw of the account may free it
+    escrow.free_proven_pay(conn, escrow.pay(conn, waiting, now), now)
+
+
+def _set_aside(
+    conn: Connection, waiting: Sequence[ContributionRow], message: str, now: float, **values: float
+) -> None:
+    """Set the state of locked updates that wait for a merge to superseded."""
     superseded = {"state": "superseded", "message": message} | values
     verdicts.decide_all(conn, [(row, superseded) for row in waiting], now)
-    return waiting
 
 
 def _forfeit(conn: Connection, volunteer_id: str, reason: str, now: float) -> TakenBack:
     """Forfeit an account's stake: escrow, unmerged work, open checks."""
     row = store.locked(conn, volunteer_id)
-    waiting = _set_aside(conn, row.id, UNMERGED, now, weight=0.0)
+    waiting = contributions.accepted_of(conn, row.id)
+    _set_aside(conn, waiting, UNMERGED, now, weight=0.0)
     totals = take_back(conn, [Payment.of(one) for one in waiting], reason, now)
     totals += take_back(conn, escrow.waiting(conn, row.id), reason, now)
     for number in recomputes.open_of(conn, row.id):

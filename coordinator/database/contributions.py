@@ -258,6 +258,8 @@ _ACCEPTED_OF = (
     .order_by(_C.id)
     .with_for_update()
 )
+_AT_HOME = sa.exists().where(tasks.c.id == _C.task_id, tasks.c.home != "")
+_ACCEPTED_AT_HOME = _ACCEPTED_OF.where(_AT_HOME)
 
 
 def good_of(
@@ -273,6 +275,12 @@ def good_of(
 def accepted_of(conn: sa.Connection, volunteer_id: str) -> list[ContributionRow]:
     """Return a volunteer's accepted, unmerged updates, locked."""
     rows = conn.execute(_ACCEPTED_OF, {"where_volunteer_id": volunteer_id})
+    return [_row(row) for row in rows.mappings()]
+
+
+def accepted_at_home(conn: sa.Connection, volunteer_id: str) -> list[ContributionRow]:
+    """Return a volunteer's accepted, unmerged updates of runs on members' data, locked."""
+    rows = conn.execute(_ACCEPTED_AT_HOME, {"where_volunteer_id": volunteer_id})
     return [_row(row) for row in rows.mappings()]
 
 

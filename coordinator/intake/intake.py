@@ -284,11 +284,13 @@ class Intake(PlatformService):
             kind: contributions.cohort(conn, run_id, kind, most)
             for kind in sorted({row.kind for row in rows})
         }
+        at_members = self._abouts[run_id].at_members
         for row in rows:
             background, task = backgrounds[row.id], tasks_by_row.get(row.id)
             judgement = _judge(row, background, measured[row.id], peers[row.kind])
             account = background.state, background.standing
-            judgement = validation.excluded(judgement, *exclusions.get(row.volunteer_id, account))
+            state, standing = exclusions.get(row.volunteer_id, account)
+            judgement = validation.excluded(judgement, state, standing, at_members=at_members)
             # a cancelled task: its run ended after the row was read
             if judgement.state == "accepted" and task is not None and task.state == "cancelled":
                 judgement = validation.TOO_LATE

@@ -84,14 +84,26 @@ BANNED = Judgement(
     state="superseded",
     message=f"not merged: this account is banned; {PAID}",
 )
+FORGOTTEN = Judgement(
+    state="superseded",
+    message=f"not merged: this account was forgotten; {PAID}",
+)
 
 
-def excluded(judgement: Judgement, state: str, standing: str) -> Judgement:
-    """Return the judgement of work whose account may be banned or suspended by now."""
+def excluded(
+    judgement: Judgement, state: str, standing: str, *, at_members: bool = False
+) -> Judgement:
+    """Return the judgement of work whose account may be banned, suspended or forgotten by now.
+
+    On data of members the same person may join again: a forgotten account is none of the members
+    that a version mixes.
+    """
     if judgement.state == "rejected":
         return judgement
     if standing == "suspended":
         return SUSPENDED
+    if at_members and state == "forgotten":
+        return FORGOTTEN
     return BANNED if state == "banned" else judgement
 
 

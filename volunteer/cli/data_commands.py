@@ -232,8 +232,8 @@ def _terms(terms: MemberTerms) -> list[str]:
     """Return the lines about the organiser's view of the changes, and the published model."""
     if terms.least > 1:
         mixed = ngettext(
-            "A new model mixes the changes of {n} member at least.",
-            "A new model mixes the changes of {n} members at least, so never yours alone.",
+            "A new model mixes the changes of {n} account at least.",
+            "A new model mixes the changes of {n} accounts at least.",
             terms.least,
         )
     elif terms.quorum > 1:

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from coordinator.checking.case import Case, Draws
 from coordinator.database import contributions, merges, runs
 from coordinator.database.contributions import ContributionRow
+from coordinator.database.ledger import payments
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.merges import merges as merges_table
 from coordinator.database.tables.trust import recomputes
@@ -254,6 +255,35 @@ async def test_a_member_suspended_between_acceptance_and_merge_is_no_company(
         assert not await home.coordinator.merger.merge_if_due(row.id)
         assert await state_of(home) == (0, ["accepted", "superseded"])
         assert "1 other member" in (await idle(ann))[1]
+
+
+async def test_who_forgets_the_account_and_joins_again_is_no_company(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        await home.start_run(MIXED)
+        ann = await home.join("Ann")
+        await declare(ann, 50)
+        lease = await contribute(ann, 1)
+        assert (await ann.post("/workers/leave", {"forget": True})).status_code == 204
+        again = await home.join("Ann2")
+        await declare(again, 50)
+        await contribute(again, 2)
+        await home.clock.advance(HOUR_S)
+        row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+        assert not await home.coordinator.merger.merge_if_due(row.id)
+        assert await state_of(home) == (0, ["superseded", "accepted"])
+        assert "1 other member" in (await idle(again))[1]
+        pay = await home.coordinator.db.read(
+            partial(payments.balances, volunteer_id=ann.volunteer_id)
+        )
+        assert (pay.earned_micro, pay.pending_micro) == (lease.price_micro, 0)
+        assert await home.coordinator.ledger.check() == ()
+        ben = await home.join("Ben")
+        await declare(ben, 50)
+        await contribute(ben, 3)
+        await merge(home)
+        assert await state_of(home) == (1, ["superseded", "merged", "merged"])
 
 
 async def test_other_data_begin_a_new_pass_and_the_same_none(

@@ -49,6 +49,7 @@ from tests.support.local_coordinator import (
     local_coordinator,
     refused,
 )
+from tests.support.members import declare
 from tests.support.rollouts_run import RUN as ROLLOUTS
 
 ALONE = RUN.replace("[plan]", "[plan]\noverlap = true").replace("quorum = 2", "quorum = 1000")
@@ -242,6 +243,25 @@ async def test_work_of_an_account_that_was_banned_meanwhile_is_paid_and_not_merg
         assert await pay(ann) == (0, 0, ready.lease.price_micro)
         assert await read(home, tasks.c.state, id=ready.lease.task) == ["todo"]
         assert await read(home, volunteers.c.accepted) == [0]
+
+
+@pytest.mark.parametrize(("text", "state"), [(MEMBERS, "superseded"), (ALONE, "accepted")])
+async def test_work_of_an_account_that_was_forgotten_meanwhile_waits_for_no_merge_of_members(
+    tmp_path: Path, text: str, state: str
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(text)
+        ann = await home.join("Ann")
+        if text is MEMBERS:
+            await declare(ann, 50)
+        ready = await uploaded(ann)
+        await ready.unchecked()
+        await home.coordinator.volunteers.forget("Ann")
+        assert await home.coordinator.intake.recheck() == 1
+        assert await outcome(home) == (state, "")
+        messages = await read(home, verdicts.c.message)
+        assert messages[-1].endswith("; the work is paid") == (state == "superseded")
+        assert await home.coordinator.ledger.check() == ()
 
 
 @pytest.mark.parametrize(

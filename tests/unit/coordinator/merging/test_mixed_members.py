@@ -1,8 +1,9 @@
 """Versions of members' data through random histories, on both databases.
 
 Whoever trains, leaves, is banned, suspended or forgotten, and whatever is reverted, ended or set
-aside, also while a merge is made: every version mixes the updates of as many accounts as the plan
-demands, and a member whose update waits for others gets no further task.
+aside, also while a merge is made: every version mixes the updates of as many people as the plan
+demands, also when one whose account was forgotten joins again, and a member whose update waits for
+others gets no further task.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class MixMachine(RuleBasedStateMachine):
         self.members = [self.member(name) for name in ("Ann", "Ben", "Cid")]
         self.machines = [*self.members, self.run(self._second(self.members[0]))]
         self.leases: dict[str, list[Lease]] = {}
+        self.people = {worker.volunteer_id: worker.name for worker in self.members}
 
     def member(self, name: str) -> Worker:
         worker = self.run(self.home.join(f"{name}-{self.number}"))
@@ -221,10 +223,12 @@ class MixMachine(RuleBasedStateMachine):
             case "suspend":
                 again = partial(suspension.suspend, reason="copies", now=now)
                 await db.write(partial(again, volunteer_id=member.volunteer_id))
-            case "ban" | "forget":
+            case "ban":
                 with suppress(VolunteerError):  # forgotten before
-                    act = people.ban if what == "ban" else people.forget
-                    await act(member.volunteer_id)
+                    await people.ban(member.volunteer_id)
+            case "forget":
+                await people.forget(member.volunteer_id)
+                await self._join_again(member)
             case "rollback" if row.head > 0 and row.state == "running":
                 await self.inside.runs.rollback(self.name, which % row.head)
             case "stop" if row.state == "running":
@@ -236,6 +240,16 @@ class MixMachine(RuleBasedStateMachine):
                 await db.write(
                     partial(settlement.set_aside, run=row, row=one, why="", now=now, kind=None)
                 )
+
+    async def _join_again(self, member: Worker) -> None:
+        """Let the person whose account was forgotten join under another name."""
+        again = await self.home.join(f"again-{next(_numbers)}")
+        self.people[again.volunteer_id] = self.people[member.volunteer_id]
+        at = self.members.index(member)
+        self.members[at] = self.machines[at] = again
+        row = await self.inside.db.read(lambda conn: runs.by_id(conn, self.run_id))
+        if row.state == "running":
+            await declare(again, 40, self.name)
 
     @rule(which=WHICH)
     def is_vouched_for_again(self, which: int) -> None:
@@ -259,20 +273,21 @@ class MixMachine(RuleBasedStateMachine):
     def every_version_mixes_enough_members(self) -> None:
         v, c = versions_table.c, contributions_table.c
 
-        def read(conn: sa.Connection) -> list[tuple[int, int]]:
+        def read(conn: sa.Connection) -> list[tuple[int, list[str]]]:
             made = conn.execute(
                 sa.select(v.version, v.contributions).where(
                     v.run_id == self.run_id, v.kind == "merge"
                 )
             )
-            mixed = sa.select(sa.func.count(c.volunteer_id.distinct())).where(c.state == "merged")
+            mixed = sa.select(c.volunteer_id).where(c.state == "merged")
             return [
-                (version, conn.execute(mixed.where(c.id.in_(json.loads(ids)))).scalar_one())
+                (version, list(conn.execute(mixed.where(c.id.in_(json.loads(ids)))).scalars()))
                 for version, ids in made
             ]
 
         for version, accounts in self.run(self.inside.db.read(read)):
-            assert accounts >= LEAST, f"version {version} is of {accounts}"
+            people = {self.people[account] for account in accounts}
+            assert len(people) >= LEAST, f"version {version} is of {people}"
 
     @override
     def teardown(self) -> None:
@@ -281,6 +296,7 @@ class MixMachine(RuleBasedStateMachine):
         self.every_version_mixes_enough_members()
         for name in ("Dan", "Eve"):  # two who come now make the next version
             worker = self.member(name)
+            self.people[worker.volunteer_id] = name
             lease = self.run(worker.claim())
             assert self.run(self._hand_in(worker, lease)) == "accepted"
         self.run(self.home.clock.advance(HOUR_S))

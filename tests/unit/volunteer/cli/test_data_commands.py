@@ -58,9 +58,9 @@ def test_a_person_reads_the_terms_before_agreeing(tmp_path: Path) -> None:
     assert "published under CC-BY-4.0" in mixed
     assert "mixes the changes of 5 machines" in mixed
     assert "No noise is added" in mixed
-    never_alone = shown(MemberTerms(quorum=5, least=2))
-    assert "of 2 members at least, so never yours alone" in never_alone
-    assert "even of yours alone" not in never_alone
+    several = shown(MemberTerms(quorum=5, least=2))
+    assert "of 2 accounts at least." in several
+    assert "even of yours alone" not in several
     alone = shown(MemberTerms(licence="", quorum=1, privacy=NOISE))
     assert "may hold your changes alone" in alone
     assert "epsilon 8 over the whole run" in alone
