@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from coordinator.database.tasks import FailureKind
     from shared.tensors.spec import Schema
 
 POLL_S = 60.0
@@ -61,7 +62,7 @@ TOO_LATE = Judgement(
 )
 AGREES = "a volunteer did it again, and its sums agree"
 SHUT_OUT = Judgement(
-    state="superseded",
+    state="rejected",
     message="this account is banned or suspended: its answer proves nothing and is not paid",
 )
 
@@ -121,7 +122,8 @@ class Audits(PlatformService):
         sums = await in_pool(_sums_of_answer, path)
         comparison = None if sums is None else await self._compare(seed, checked, run, sums)
         await self._db.write(lambda conn: self._decide(conn, row.id, sums, comparison))
-        self._signals.notify("recomputes")
+        for topic in ("recomputes", "queue"):  # the task may be for another account now
+            self._signals.notify(topic)
 
     async def _compare(
         self, seed: int, checked: ContributionRow, run: RunRow, sums: bytes
@@ -152,14 +154,16 @@ class Audits(PlatformService):
         audit = audits.by_task(conn, row.task_id, lock=True)
         if row.state != "checking" or audit is None:
             return  # another replica was faster
+        # the auditor may be banned in this moment; `settle` locks the audited account
+        accounts.lock(conn, {row.volunteer_id, audit.volunteer_id})
         judgement = Judgement(state="accepted", message=THANKS)
         if sums is None:
             why = f"an answer to an audit has {AUDIT_BYTES} bytes: finite numbers of float32"
             judgement = Judgement(state="rejected", reason=Reason.FRAME.value, message=why)
-        elif _is_shut_out(accounts.existing(conn, row.volunteer_id)):
-            judgement = SHUT_OUT
         elif audit.state == "done":
             judgement = TOO_LATE
+        elif _is_shut_out(accounts.existing(conn, row.volunteer_id)):
+            judgement = SHUT_OUT
         verdicts.decide(
             conn,
             row,
@@ -168,9 +172,10 @@ class Audits(PlatformService):
             reason=judgement.reason,
             message=judgement.message,
         )
-        if sums is None:
+        if sums is None or judgement is SHUT_OUT:  # the audit is for another account
+            kind: FailureKind | None = "failure" if sums is None else None
             run = runs.by_id(conn, row.run_id)
-            put_back(conn, row, run, "failure", judgement.message, now)
+            put_back(conn, row, run, kind, judgement.message, now)
             audits.decline(conn, row.task_id, row.volunteer_id)
             return
         tasks.finish_all(conn, [row.task_id], now)

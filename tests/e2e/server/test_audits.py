@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import Connection, Select, select, update
+from sqlalchemy import Connection, Select, select, text, update
+from sqlalchemy.util import await_only
 
+from coordinator.accounts import suspension
 from coordinator.accounts.suspension import suspend
 from coordinator.checking.audits import Audits, _sums_of_update
 from coordinator.checking.recompute_comparison import redo
@@ -21,6 +23,7 @@ from coordinator.compute import Compute
 from coordinator.database import audits as rows
 from coordinator.database import contributions, runs, volunteers
 from coordinator.database.contributions import ContributionRow
+from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import escrow as ledger
 from coordinator.database.ledger import payments
 from coordinator.database.tables.tasks import tasks
@@ -33,7 +36,9 @@ from shared.protocol.accounts import LinkCode, RegisterReply
 from shared.protocol.contributions import Verdict
 from shared.protocol.leases import ClaimReply, Lease
 from shared.protocol.limits import RENEW_S
+from tests.e2e.server.test_late_decisions import WAITING
 from tests.e2e.server.test_recomputes import balances, lazy, postponed, run_file, settled
+from tests.support.databases import Postgres
 from tests.support.local_coordinator import LocalCoordinator, Worker, decode, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from volunteer.control import events
@@ -464,25 +469,72 @@ async def test_an_audit_whose_run_has_ended_is_left_to_the_organiser_at_once(
         assert await result(home) == "passed"
 
 
-async def test_the_answer_of_an_account_banned_meanwhile_proves_nothing(
+async def test_an_audit_that_a_banned_account_answered_is_for_another_account(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rules, "confirmed_chance", lambda freed, stake: 0.0)
     compare = Audits._compare
     async with checked(tmp_path, "") as (home, bob):
+        eve = await home.join("Eve")
+        await proven(home, "Eve")
 
         async def ban_first(self: Audits, *work: Any) -> Any:
             await home.coordinator.volunteers.ban(bob.volunteer_id)
             return await compare(self, *work)
 
-        monkeypatch.setattr(Audits, "_compare", ban_first)
         lease = await taken(home, bob)
-        await answer(home, bob, lease, await sums_of_the_update(home, lease), "superseded")
+        right = await sums_of_the_update(home, lease)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Audits, "_compare", ban_first)
+            await answer(home, bob, lease, right, "rejected")
         assert await result(home) == ""
         assert await balances(home, "Bob") == ("vetted", 0, 0)
-        organiser(home)
-        await settled(home)
+        assert await state_of(home, lease.task) == "todo"
+        await home.coordinator.volunteers.unban(bob.volunteer_id)
+        reply = decode(await bob.post("/claims", claim(audits=True)), ClaimReply)
+        assert reply.lease is None or reply.lease.audit is None
+        async with asyncio.timeout(120):
+            again = await taken(home, eve)
+        assert again.task == lease.task
+        await answer(home, eve, again, right)
         assert await result(home) == "passed"
+        assert (await home.coordinator.checks.run()).breaches == ()
+
+
+async def test_a_ban_that_comes_while_an_answer_is_decided_counts(
+    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision waits for the ban of another process; SQLite has one writer."""
+    monkeypatch.setattr(rules, "confirmed_chance", lambda freed, stake: 0.0)
+    url = await postgres.fresh()
+    async with checked(tmp_path, url) as (home, bob):
+        lease = await taken(home, bob)
+        right = await sums_of_the_update(home, lease)
+        done, held = asyncio.Event(), asyncio.Event()
+
+        def slow_ban(conn: Connection) -> None:
+            suspension.ban(conn, volunteers.existing(conn, bob.volunteer_id), "spam", 1.0)
+            held.set()
+            await_only(done.wait())
+
+        begun = await bob.begin(lease)
+        await bob.upload(lease, right)
+        other = await Database.open(url)
+        ban = asyncio.create_task(other.write(slow_ban))
+        await held.wait()
+        said = bob.submission(lease, begun, right)
+        decision = asyncio.create_task(bob.post(f"/tasks/{lease.task}/submit", said))
+        async with asyncio.timeout(120):
+            while not decision.done() and not await home.coordinator.db.read(
+                lambda conn: conn.execute(text(WAITING)).scalar_one()
+            ):
+                await asyncio.sleep(0.01)
+        done.set()
+        await ban
+        assert decode(await decision, Verdict).state == "rejected"
+        assert await result(home) == ""
+        await other.close()
+    await postgres.recycle(url)
 
 
 async def test_a_suspension_leaves_what_an_audit_has_earned_long_ago(
