@@ -93,6 +93,7 @@ class MergeFacts(Facts, frozen=True, kw_only=True):
     under_way: bool = False
     waits_since: float | None = None  # when the newest update was accepted
     ready: int = 0  # updates that could be merged now
+    members: int = 0  # further members whose updates must be among those of the merge
 
 
 class RunFacts(Facts, frozen=True, kw_only=True):
@@ -142,6 +143,7 @@ HANDLING: dict[Cause, Handling] = {
     Cause.NO_DATA: Handling(level="watch", patience_s=30 * MINUTE_S),
     Cause.PROOF: Handling(level="watch", patience_s=30 * MINUTE_S),
     Cause.MERGE_DUE: Handling(level="bad", patience_s=MINUTE_S),
+    Cause.COMPANY: Handling(level="watch", patience_s=0.0),
     Cause.STALLED: Handling(level="bad", patience_s=0.0),
 }
 
@@ -321,12 +323,33 @@ def _due(facts: RunFacts) -> Standstill | None:
     )
 
 
-def _stalled(facts: RunFacts) -> Standstill | None:
-    most_s = stalled_after(facts.stalled_s, facts.usual_s)
+def _lonely(facts: RunFacts) -> Standstill | None:
+    since, members = _stalled_since(facts), facts.merge.members
+    if since is None or not members or facts.merge.waits_since is None:
+        return None
+    others = (
+        "an update of another member" if members == 1 else f"updates of {members} other members"
+    )
+    return Standstill(
+        cause=Cause.COMPANY,
+        message=f"no version for {span(facts.now - since)}: its merge waits for {company}",
+        todo="`coordinator invite create` lets a member in, who adds data with "
+        f"`volunteer data add {facts.name} PATH`",
+        since=since,
+    )
+
+
+def _stalled_since(facts: RunFacts) -> float | None:
+    """Return the time since which a run should have made a version; None while it need not."""
     if not facts.stalled_s or facts.made_at is None:
         return None
     since = max(facts.made_at, facts.watched_since)
-    if facts.now - since < most_s:
+    return since if facts.now - since >= stalled_after(facts.stalled_s, facts.usual_s) else None
+
+
+def _stalled(facts: RunFacts) -> Standstill | None:
+    since = _stalled_since(facts)
+    if since is None:
         return None
     busy_elsewhere = facts.machines.fitting - facts.machines.at_work
     at_work = counted(facts.machines.at_work, "machine")
@@ -351,5 +374,5 @@ def span(seconds: float) -> str:
 
 _CAUSES: Sequence[Callable[[RunFacts], Standstill | None]] = (
     _paused, _closed, _unserved, _merge_fails, _fails, _barren, _unfit, _deserted, _dataless,
-    _unproven, _due, _stalled,
+    _unproven, _due, _lonely, _stalled,
 )  # fmt: skip

@@ -49,7 +49,7 @@ class Standstills:
     ) -> None:
         self.server = server
         self._clock = clock
-        self._due = readiness
+        self._readiness = readiness
         self._cached = CachedValue(lambda: db.read(self.read), FRESH_S, clock, rest=REST)
 
     async def get(self) -> Mapping[str, Standstill]:
@@ -69,11 +69,12 @@ class Standstills:
     def _facts(
         self, conn: Connection, run: RunRow, server: run_facts.ServerFacts, now: float
     ) -> RunFacts:
-        needs, pacing, is_due, keepers = 0, None, False, None
+        needs, pacing, is_due, lacks, keepers = 0, None, False, 0, None
         with suppress(VolunteerError):  # without the workload, some facts stay unknown
             about = definition(run)
             needs = memory_bytes(run.parameters, about.workload.fixed_bytes(about.file.model))
-            pacing, is_due = about.pacing, self._due(conn, run).now
+            pacing, state = about.pacing, self._readiness(conn, run)
+            is_due, lacks = state.now, state.members
             if about.at_members:
                 keepers = {row.worker_id for row in member_rows.of_run(conn, run.id)}
         made_at, usual_s = run_facts.pace(conn, run)
@@ -96,7 +97,7 @@ class Standstills:
             episodes=run_facts.episodes(
                 conn, run, pacing.samples if pacing else 0, pacing.unit if pacing else "", now
             ),
-            merge=run_facts.merge(conn, run, is_due=is_due, now=now),
+            merge=run_facts.merge(conn, run, is_due=is_due, members=lacks, now=now),
             made_at=made_at,
             watched_since=max(
                 run.state_since or 0.0, server.served_since or 0.0, self.server.since or 0.0

@@ -64,6 +64,7 @@ class Cause(StrEnum):
     NO_DATA = "no_data"  # no live machine keeps data for the run
     PROOF = "proof"
     MERGE_DUE = "merge_due"
+    COMPANY = "company"  # a version must mix updates of more members
     STALLED = "stalled"
 
 

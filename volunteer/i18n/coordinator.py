@@ -79,6 +79,7 @@ STANDSTILLS = {
     Cause.NO_DATA: N_("nobody with data for it is here"),
     Cause.PROOF: N_('work waits for its proof ("{words}")'),
     Cause.MERGE_DUE: N_("a merge is due and does not begin"),
+    Cause.COMPANY: N_('its merge waits for work of other members ("{words}")'),
     Cause.STALLED: N_('no new version ("{words}")'),
 }
 SAYS = N_('coordinator: "{words}"')  # sentence for an error without a code

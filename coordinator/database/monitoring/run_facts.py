@@ -275,8 +275,12 @@ def episodes(
     )
 
 
-def merge(conn: sa.Connection, run: RunRow, *, is_due: bool, now: float) -> MergeFacts:
-    """Return the state of the next merge; `is_due`: the plan's conditions are fulfilled."""
+def merge(
+    conn: sa.Connection, run: RunRow, *, is_due: bool, members: int, now: float
+) -> MergeFacts:
+    """Return the state of the next merge; `is_due`: the plan's conditions are fulfilled; `members`:
+    further members that it waits for.
+    """
     row = merges.of_base(conn, run.id, run.head)
     waiting = runs.turnout(conn, run, now - LIVE_S, vetted=False)
     return MergeFacts(
@@ -287,6 +291,7 @@ def merge(conn: sa.Connection, run: RunRow, *, is_due: bool, now: float) -> Merg
         under_way=row is not None and row.state == "leased" and row.lease_until > now,
         waits_since=waiting.newest_at,
         ready=waiting.count,
+        members=members,
     )
 
 

@@ -40,6 +40,7 @@ from tests.support.local_coordinator import (
     decode,
     local_coordinator,
 )
+from tests.support.members import contribute, declare
 from tests.support.virtual_clock import VirtualClock
 from tests.support.workplaces import workplace
 from volunteer.agent.run_watcher import RunWatcher, merging_words
@@ -303,6 +304,19 @@ async def data_comes(scene: Scene) -> None:
     assert reply.status_code == 204, reply.text
 
 
+async def one_member_works(scene: Scene) -> None:
+    await two_machines(scene)
+    for machine in scene.machines:
+        await declare(machine, 50)
+    await contribute(scene.machines[0], 1)
+    await scene.beat(65.0)
+
+
+async def company_comes(scene: Scene) -> None:
+    await contribute(scene.machines[1], 2)
+    await merges(scene)
+
+
 NOBODY_S = 95.0  # a machine that was killed counts as here for so long
 CASES = (
     Case(Cause.PAUSED, pause, resume, "the data is renewed"),
@@ -330,6 +344,15 @@ CASES = (
     ),
     Case(Cause.PROOF, updates_lack_proof, proofs_pass, "2 contributions wait for proof"),
     Case(Cause.MERGE_DUE, both_work, merges, "its merge is due since"),
+    Case(
+        Cause.COMPANY,
+        one_member_works,
+        company_comes,
+        "its merge waits for an update of another member",
+        settings={"alert_stalled_s": 60.0},
+        text=RUN.replace("quorum = 2", "quorum = 2\nmin_contributions = 2")
+        + '[data]\nat = "members"\n',
+    ),
     Case(
         Cause.STALLED,
         long_work,
@@ -380,7 +403,7 @@ async def test_every_surface_names_the_cause_and_stops_naming_it(
 
 
 async def started(home: LocalCoordinator, text: str) -> str:
-    if text.startswith(RUN):
+    if 'workload = "gpt"' in text:
         return await home.start_run(text)
     run = await home.coordinator.runs.create(text)
     await home.coordinator.runs.start(run.name)

@@ -73,6 +73,11 @@ CAUSES: tuple[tuple[Cause, dict[str, Any], str], ...] = (
         {"merge": MergeFacts(due=True, waits_since=NOW - 61)},
         "its merge is due since 1:01 min and does not begin",
     ),
+    (
+        Cause.COMPANY,
+        {"made_at": NOW - 901, "merge": MergeFacts(members=1, waits_since=NOW - 1)},
+        "no version for 15:01 min: its merge waits for an update of another member",
+    ),
     (Cause.STALLED, {"made_at": NOW - 901}, "no version for 15:01 min, with 2 machines at work"),
 )
 
@@ -154,6 +159,8 @@ def test_what_happens_more_often_is_named() -> None:
         ({"made_at": NOW - 901, "watched_since": NOW - 10}, None),  # resumed, or served again
         ({"made_at": NOW - 9000, "stalled_s": 0.0}, None),
         ({"made_at": NOW - 901, "usual_s": 400.0}, None),
+        ({"merge": MergeFacts(members=1, waits_since=NOW - 1)}, None),  # another may be at work
+        ({"made_at": NOW - 901, "merge": MergeFacts(members=2)}, Cause.STALLED),
         ({"made_at": NOW - 2001, "usual_s": 400.0}, Cause.STALLED),
     ],
 )
