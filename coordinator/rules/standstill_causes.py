@@ -327,7 +327,7 @@ def _lonely(facts: RunFacts) -> Standstill | None:
     since, members = _stalled_since(facts), facts.merge.members
     if since is None or not members or facts.merge.waits_since is None:
         return None
-    others = (
+    company = (
         "an update of another member" if members == 1 else f"updates of {members} other members"
     )
     return Standstill(
