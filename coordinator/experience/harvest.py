@@ -169,7 +169,7 @@ class Harvest(PlatformService):
         judgement = judge(case, inspection, run.state)
         if judgement.state == "accepted" and case.drawn:
             judgement = self._with_earlier(conn, row, run, inspection) or judgement
-        account = accounts.existing(conn, row.volunteer_id)
+        account = accounts.locked(conn, row.volunteer_id)  # may be banned in this moment
         judgement = excluded(judgement, account.state, account.standing)
         verdicts.decide(
             conn,

@@ -10,16 +10,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select, text, update
+from sqlalchemy.util import await_only
 
+from coordinator.accounts import suspension
 from coordinator.compute import Compute
-from coordinator.database import datasets, experience, runs, unreferenced_blobs
+from coordinator.database import datasets, experience, runs, unreferenced_blobs, volunteers
+from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import recomputes
 from shared.protocol.contributions import Verdict
 from shared.protocol.versions import VersionInfo
 from shared.workloads.gomoku.records import GameRecord
 from shared.workloads.gomoku.workload import GomokuWorkload
+from tests.e2e.server.test_late_decisions import WAITING
+from tests.support.databases import Postgres
 from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator
 from tests.support.scripted_worker import Player
@@ -118,6 +123,45 @@ async def test_games_are_drawn_by_what_they_are_paid(tmp_path: Path) -> None:
             drawn = select(recomputes.c.result)
             found = await home.coordinator.db.read(lambda conn: conn.execute(drawn).scalars().all())
             assert found == ["passed"]
+
+
+async def test_games_of_an_account_that_is_banned_while_they_are_decided_are_kept_out(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    """The decision waits for the ban of another process; SQLite has one writer."""
+    url = await postgres.fresh()
+    async with local_coordinator(tmp_path, database=url) as home:
+        await home.coordinator.runs.create(RUN)
+        await home.coordinator.runs.start("gomoku")
+        ann = await player(home, "Ann")
+        lease = await ann.claim("selfplay")
+        begun = await ann.worker.begin(lease)
+        games = await ann.result(lease, begun)
+        done, held = asyncio.Event(), asyncio.Event()
+
+        def slow_ban(conn: Connection) -> None:
+            account = volunteers.existing(conn, ann.worker.volunteer_id)
+            suspension.ban(conn, account, "spam", 1.0)
+            held.set()
+            await_only(done.wait())
+
+        other = await Database.open(url)
+        ban = asyncio.create_task(other.write(slow_ban))
+        await held.wait()
+        decision = asyncio.create_task(ann.hand_in(lease, begun, games))
+        async with asyncio.timeout(120):
+            while not decision.done() and not await home.coordinator.db.read(
+                lambda conn: conn.execute(text(WAITING)).scalar_one()
+            ):
+                await asyncio.sleep(0.01)
+        done.set()
+        await ban
+        assert (await decision).state == "superseded"
+        found = await home.coordinator.db.read(lambda conn: experience.totals(conn, 1))
+        assert found.samples == 0
+        assert await sound(home)
+        await other.close()
+    await postgres.recycle(url)
 
 
 FLIPPED = "but the moves end with"
