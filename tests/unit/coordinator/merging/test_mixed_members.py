@@ -251,6 +251,14 @@ class MixMachine(RuleBasedStateMachine):
         if row.state == "running":
             await declare(again, 40, self.name)
 
+    @rule(machine=st.integers(0, 2))
+    def contributes_under_two_names(self, machine: int) -> None:
+        self.contribute(machine, 1)
+        self.run(self._happen("forget", machine))
+        self.contribute(machine, 1)
+        self.time_passes(95)
+        self.merge("nothing", 0)
+
     @rule(which=WHICH)
     def is_vouched_for_again(self, which: int) -> None:
         member = self.members[which % len(self.members)]
