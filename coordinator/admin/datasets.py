@@ -96,10 +96,11 @@ class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
     skipped: tuple[str, ...] = ()
 
 
-def _refuse_other_options(kind: str, ask: AddDataset) -> None:
-    """Raise BadRequest for an option that a dataset of this kind does not have."""
+def _refuse_other_options(kind: str, ask: AddDataset, tokenizer: bytes | None) -> None:
+    """Raise BadRequest for an option, or a tokenizer, that a dataset of this kind does not have."""
     for name in sorted(set().union(*_OPTIONS.values()).difference(_OPTIONS[kind])):
-        if getattr(ask, name) not in (None, ""):
+        value = tokenizer if name == "tokenizer" else getattr(ask, name)
+        if value not in (None, ""):
             option = name.replace("_", "-")
             raise BadRequest(f"--{option} does nothing for a dataset made of {kind}: leave it out")
 
@@ -159,8 +160,8 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
     sent = _TransferSkips(coordinator.boxes.folder(ask.box)) if ask.box else None
     skipped = sent or Skipped()
     try:
-        _refuse_other_options(kind, ask)
         paths, tokenizer = await asyncio.to_thread(_sources, coordinator, ask)
+        _refuse_other_options(kind, ask, tokenizer)
         options: dict[str, Any] = {
             name: value
             for name in _OPTIONS[kind]

@@ -73,6 +73,17 @@ def test_an_option_of_another_kind_of_dataset_is_refused(
     assert json.loads(run("dataset", "list", "--json", *place).out) == []
 
 
+def test_a_tokenizer_for_images_is_refused_from_afar(
+    run: Run, tmp_path: Path, forked: Forked
+) -> None:
+    path = json_lines(tmp_path)
+    with forked(tmp_path / "data", "--port", "0") as server:
+        place = ("--server", server.link, "--token-file", server.token_file)
+        said = run("dataset", "add", "d", "--images", path, "--tokenizer", path, *place)
+    assert said.code == 2, said
+    assert "--tokenizer does nothing for a dataset made of images" in said.err
+
+
 def test_problems_with_answers_are_a_dataset_of_rollouts(run: Run, tmp_path: Path) -> None:
     path, place = tmp_path / "sums.jsonl", ("--data-dir", tmp_path / "data")
     lines = [json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) for n in range(40)]
