@@ -30,12 +30,11 @@ from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import take_back
 from coordinator.database.recomputes import RecomputeRow, StoredCase
 from coordinator.database.runs import RunRow
-from coordinator.database.volunteers import VolunteerRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import audits as rules
 from coordinator.rules import recompute_result as bounds
 from coordinator.rules.draws import Likeness, Redone, Result
-from coordinator.rules.validation import Judgement
+from coordinator.rules.validation import Judgement, excluded
 from coordinator.runs.definition import definition
 from coordinator.runs.settlement import put_back
 from coordinator.storage.blobs import in_pool
@@ -157,12 +156,13 @@ class Audits(PlatformService):
         # the auditor may be banned in this moment; `settle` locks the audited account
         accounts.lock(conn, {row.volunteer_id, audit.volunteer_id})
         judgement = Judgement(state="accepted", message=THANKS)
+        account = accounts.existing(conn, row.volunteer_id)
         if sums is None:
             why = f"an answer to an audit has {AUDIT_BYTES} bytes: finite numbers of float32"
             judgement = Judgement(state="rejected", reason=Reason.FRAME.value, message=why)
         elif audit.state == "done":
             judgement = TOO_LATE
-        elif _is_shut_out(accounts.existing(conn, row.volunteer_id)):
+        elif excluded(judgement, account.state, account.standing) is not judgement:
             judgement = SHUT_OUT
         verdicts.decide(
             conn,
@@ -212,10 +212,6 @@ class Audits(PlatformService):
         return self._draws.confirmed(
             row, rules.confirmed_chance(gained, None if auditor.invited else stake)
         )
-
-
-def _is_shut_out(account: VolunteerRow) -> bool:
-    return account.state == "banned" or account.standing == "suspended"
 
 
 def _share(audit: RecomputeRow, comparison: Likeness) -> float:
