@@ -15,6 +15,7 @@ WIDTH, HEIGHT = 1000.0, 300.0
 POINTS_MAX = 240
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # round intervals, times a power of ten
 TICKS = 4  # approximate number of intervals of the vertical scale
+DIGITS = 6  # digits of the labels of the vertical scale, if neighbours differ in these
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -93,7 +94,7 @@ def line(points: Sequence[Point], most: float = math.inf) -> Line | None:
         area=f"{path}L{places[-1][0]:.1f},{HEIGHT:.0f}L{places[0][0]:.1f},{HEIGHT:.0f}Z",
         bars=tuple((x, top, round(bottom, 1)) for x, top, bottom in bars),
         dots=tuple(places) if len(places) == 1 else (),
-        labels=tuple(f"{tick:.6g}" for tick in reversed(ticks)),
+        labels=_labels(ticks[::-1]),
         grid=tuple(round(at(first, tick)[1], 1) for tick in reversed(ticks)),
         first=first,
         last=last,
@@ -114,6 +115,13 @@ def _ticks(low: float, high: float, most: float) -> list[float]:
     step = next(s * power for s in STEPS if s * power >= rough * 0.999)
     bottom, top = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(n * step, 10) for n in range(bottom, top + 1)]
+
+
+def _labels(ticks: Sequence[float]) -> tuple[str, ...]:
+    """Return the values of a scale as texts, with as many digits as tell neighbours apart."""
+    step = abs(ticks[0] - ticks[1])
+    digits = 1 + math.ceil(math.log10(max(map(abs, ticks)) / step))
+    return tuple(f"{tick:.{max(DIGITS, digits)}g}" for tick in ticks)
 
 
 class ChartColumn(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from coordinator.pages.charts import Period, Point, columns, line
 
@@ -15,6 +17,19 @@ def test_the_axis_of_shares_lies_within_0_and_100(value: float, more: tuple[floa
     labels = [float(label) for label in drawn.labels]
     assert 0 <= min(labels) < max(labels) <= 100
     assert min(labels) <= min((value, *more)) <= max((value, *more)) <= max(labels)
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=4))
+@example([6.8001234, 6.8001236])  # updates of almost nothing
+@example([1e6, 1e6 + 0.01])
+def test_every_finite_value_has_its_place_on_a_scale_whose_labels_differ(
+    values: list[float],
+) -> None:
+    drawn = line([Point(x, y) for x, y in enumerate(values)])
+    assert drawn is not None
+    assert len(set(drawn.labels)) == len(drawn.labels)
+    assert all(0 <= left <= 1 and -1e-6 <= top <= 1 + 1e-6 for left, top in drawn.places)
+    assert len(drawn.series.split(" ")) == len(values)
 
 
 def test_only_values_below_zero_have_an_axis_below_zero() -> None:
