@@ -14,7 +14,15 @@ from typing import BinaryIO, TypeAlias
 
 import msgspec
 
-from shared.errors import BadRequest, Conflict, Internal, InvalidFrame, NotFound, Unreachable
+from shared.errors import (
+    BadRequest,
+    Conflict,
+    Internal,
+    InvalidFrame,
+    NotFound,
+    StorageFull,
+    Unreachable,
+)
 from shared.files.cancel_safe_open import open_in_thread
 from shared.protocol import endpoints
 from shared.protocol.contributions import UploadInfo, UploadRequest
@@ -75,13 +83,19 @@ class Transfers:
     async def _download(self, ref: BlobRef, on_bytes: OnBytes) -> Path:
         partial = await open_in_thread(self._cache.partial, ref.sha256, ref.size)
 
-        async def once() -> None:
-            await self._pull(partial, on_bytes)
+        async def once() -> StorageFull | None:
+            """Return the error of a full disk, which is not retried: others may do the task."""
+            try:
+                await self._pull(partial, on_bytes)
+            except StorageFull as error:
+                return error
+            return None
 
         try:
             damaged = 0
             while True:
-                await self._client.retrying(once)
+                if (full := await self._client.retrying(once)) is not None:
+                    raise full
                 try:
                     return await asyncio.to_thread(partial.finish)
                 except InvalidFrame:

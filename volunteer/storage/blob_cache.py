@@ -15,8 +15,8 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from shared.errors import BadRequest, InvalidFrame, StorageFull, why
 from shared.files.deletions import delete_file
@@ -217,13 +217,12 @@ class Partial:
         self._cache = cache
         self._file = self._open()
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> FileIO:
         self.offset = 0  # bytes received so far
         self._hash = hashlib.sha256()
         self._path = self._cache.partial_path(self.sha256)
-        file = self._path.open("a+b")
+        file = FileIO(self._path, "r+", opener=_open_or_make)
         try:
-            file.seek(0)
             while piece := file.read(READ_BYTES):
                 self._hash.update(piece)
                 self.offset += len(piece)
@@ -235,14 +234,18 @@ class Partial:
         return file
 
     def write(self, piece: bytes | bytearray) -> None:
-        """Append bytes. Raises InvalidFrame for more than the blob has, StorageFull."""
+        """Store the next bytes. Raises InvalidFrame for more than the blob has, StorageFull; after
+        an error the same bytes may be written again.
+        """
         if self.offset + len(piece) > self.size:
             raise InvalidFrame(
                 Sentence("more bytes arrived than the {size} announced", size=self.size)
             )
         try:
-            self._file.write(piece)
-            self._file.flush()
+            self._file.seek(self.offset)  # a failed write may have stored a part of its bytes
+            left = memoryview(piece)
+            while left:
+                left = left[self._file.write(left) :]
         except OSError as error:
             raise StorageFull(
                 Sentence(
@@ -280,10 +283,14 @@ class Partial:
         self._file.close()
         self._cache.end_download(self.sha256)
 
-    def _empty(self, file: BinaryIO) -> None:
+    def _empty(self, file: FileIO) -> None:
         file.truncate(0)
         self._hash = hashlib.sha256()
         self.offset = 0
+
+
+def _open_or_make(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o600)
 
 
 def hash_of(path: Path) -> str:

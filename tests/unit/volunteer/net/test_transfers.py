@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import os
 import random
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from shared.protocol.base import ErrorBody
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.versions import BlobRef
 from tests.support.fake_hub import Repository, fake_hub
+from tests.support.small_disk import full_beyond
 from tests.support.virtual_clock import VirtualClock
 from volunteer.net.api import Api
 from volunteer.net.client import Client
@@ -133,6 +135,23 @@ async def test_a_damaged_download_is_fetched_again_but_not_for_ever(tmp_path: Pa
     store.damage = 100
     with pytest.raises(errors.InvalidFrame):
         await fetched(store, tmp_path / "b")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of file sizes")
+async def test_a_disk_that_fills_ends_the_download_and_is_no_outage(tmp_path: Path) -> None:
+    store = Store(os.urandom(200_000))
+    moving, _ = transfers(store, tmp_path)
+    outages: list[str] = []
+
+    def watch(online: bool, message: str, retry_at: float | None) -> None:
+        outages.extend([] if online else [message])
+
+    moving._client.watch = watch
+    ref = BlobRef(sha256=hashlib.sha256(store.blob).hexdigest(), size=len(store.blob))
+    with full_beyond(50_000), pytest.raises(errors.StorageFull):
+        await asyncio.wait_for(moving.fetch(ref, lambda done: None), 30)
+    assert outages == []
+    assert (await moving.fetch(ref, lambda done: None)).read_bytes() == store.blob
 
 
 async def test_a_blob_that_is_here_is_not_fetched(tmp_path: Path) -> None:

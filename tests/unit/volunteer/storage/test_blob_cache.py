@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import BadRequest, InvalidFrame, StorageFull
+from tests.support.small_disk import full_beyond
 from volunteer.storage.blob_cache import Cache
 
 
@@ -63,6 +65,21 @@ def test_a_damaged_download_is_refused_and_forgotten(tmp_path: Path) -> None:
     assert partial.offset == 0
     partial.write(b"right")
     assert partial.finish().read_bytes() == b"right"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of file sizes")
+@pytest.mark.parametrize("length", [100_000, 600_000])
+def test_a_piece_that_the_disk_refused_in_the_middle_is_written_again(
+    tmp_path: Path, length: int
+) -> None:
+    data = os.urandom(900_000)
+    partial = Cache(tmp_path, 1 << 30).partial(named(data), len(data))
+    partial.write(data[:100_000])
+    with full_beyond(150_000), pytest.raises(StorageFull):
+        partial.write(data[100_000 : 100_000 + length])
+    assert partial.offset == 100_000
+    partial.write(data[100_000:])
+    assert named(partial.finish().read_bytes()) == named(data)
 
 
 def test_more_bytes_than_announced_are_refused(tmp_path: Path) -> None:
