@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -18,8 +18,10 @@ from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.versions import versions
 from coordinator.database.volunteers import takes_part
 from coordinator.rules import run_file
+from coordinator.rules.run_file import RunFile
 from shared.errors import Conflict, InvalidRunFile, NotFound
 from shared.protocol.base import RunState
+from shared.workloads.base import absence
 
 TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
     {
@@ -35,6 +37,7 @@ TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
     }
 )
 
+INSTALL = "install it where the server runs, then start the server again"
 LATELY = 4  # a worker delivers if one of the newest LATELY versions contains its work
 # states in which contributions are accepted and merged
 OPEN: tuple[RunState, ...] = ("running", "paused")
@@ -140,19 +143,49 @@ def by_id(conn: sa.Connection, run_id: int, *, lock: bool = False) -> RunRow:
     return _row(row)
 
 
+class Damage(NamedTuple):
+    """Reason why this process cannot work on a run, and the remedy."""
+
+    why: str
+    todo: str
+    here_only: bool = False  # other servers may be able to
+
+
 @lru_cache(maxsize=64)
-def _damage(text: str) -> str:
+def _read(text: str) -> RunFile | Damage:
     try:
-        run_file.decode(text)
+        return run_file.decode(text)
     except InvalidRunFile as error:
-        return error.message
-    return ""
+        return Damage(error.message, "restore a backup")
 
 
-def damaged(conn: sa.Connection) -> list[tuple[str, str]]:
-    """Return name and error of each run whose stored file cannot be read."""
+def _damage(text: str) -> Damage | None:
+    file = _read(text)
+    if isinstance(file, Damage):
+        return file
+    absent = absence(file.workload)
+    return None if absent is None else Damage(f"{absent}", INSTALL, here_only=True)
+
+
+def damaged(conn: sa.Connection) -> list[tuple[str, Damage]]:
+    """Return name and damage of each run whose stored file cannot be read, or whose workload is not
+    installed here.
+    """
     rows = conn.execute(_EVERY)
-    return [(row.name, why) for row in rows if (why := _damage(row.file))]
+    return [(row.name, damage) for row in rows if (damage := _damage(row.file))]
+
+
+def users_of(conn: sa.Connection, dataset_id: int, name: str) -> list[str]:
+    """Return the names of the runs that use a dataset, as their data or as a suite. Damaged runs
+    count too; the suites of an unreadable file are unknown.
+    """
+    names = []
+    for row in conn.execute(_EVERY):
+        file = _read(row.file)
+        suites = () if isinstance(file, Damage) else file.evaluation.suites
+        if row.dataset_id == dataset_id or name in suites:
+            names.append(row.name)
+    return names
 
 
 def every(conn: sa.Connection, states: Sequence[RunState] = ()) -> list[RunRow]:

@@ -109,12 +109,7 @@ class WindDown(PlatformService):
 
         def delete(conn: Connection) -> tuple[str, ...]:
             row = datasets.by_name(conn, name)
-            users = [
-                run.name
-                for run in runs.every(conn)
-                if run.dataset_id == row.id or name in definition(run).file.evaluation.suites
-            ]
-            if users:
+            if users := runs.users_of(conn, row.id, name):
                 raise Conflict(f'"{name}" is the dataset of {", ".join(users)}: delete those first')
             self._note(conn, "dataset.delete", name, {"manifest": row.manifest_sha256})
             datasets.remove(conn, row.id)

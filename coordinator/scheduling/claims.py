@@ -43,7 +43,14 @@ from coordinator.rules.task_size import Run, RunPace, StepsAndTokens, round_in_w
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import JobBase, Spec
 from coordinator.traffic import Durations
-from shared.errors import BadRequest, Banned, InvalidRunFile, Unauthorized, VolunteerError
+from shared.errors import (
+    BadRequest,
+    Banned,
+    InvalidRunFile,
+    NotFound,
+    Unauthorized,
+    VolunteerError,
+)
 from shared.protocol.base import Reason
 from shared.protocol.leases import ClaimReply, ClaimRequest, IdleReply, Lease
 from shared.protocol.limits import LONG_POLL_S_MAX
@@ -239,12 +246,14 @@ class Claims:
         return served
 
     def _readable(self, conn: Connection, view: ClaimView) -> ClaimView:
-        """Return a view without the runs whose stored file is damaged."""
+        """Return a view without the runs that no task of this server can be done for: their stored
+        file is damaged, or their workload is not installed here.
+        """
         broken = set()
         for run in view.runs:
             try:
                 self.spec(conn, run.id)
-            except InvalidRunFile:
+            except (InvalidRunFile, NotFound):
                 broken.add(run.id)
         if not broken:
             return view

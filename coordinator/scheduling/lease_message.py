@@ -39,7 +39,6 @@ from shared.workloads.base import (
     Job,
     TrainSettings,
     UpdateKind,
-    installed,
     load,
 )
 from shared.workloads.data.pass_order import PassOrder
@@ -140,12 +139,13 @@ class JobBase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_spec(conn: Connection, run_id: int) -> Spec:
-    """Return the part of a run that changes only if it is extended. Raises NotFound."""
+    """Return the part of a run that changes only if it is extended. Raises InvalidRunFile
+    for a file that cannot be read, NotFound for a workload that is not installed here.
+    """
     row = runs.by_id(conn, run_id)
     file = run_file.decode(row.file)
     dataset = datasets.by_id(conn, row.dataset_id).name if row.dataset_id is not None else ""
-    workload = load(row.workload) if row.workload in installed() else None
-    experience = workload.experience if workload else None
+    workload = load(file.workload)
     return Spec(
         id=row.id,
         name=row.name,
@@ -156,15 +156,17 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
         price_micro=row.price_micro,
         parameters=row.parameters,
         sample_size=row.sample_size,
-        fixed_bytes=workload.fixed_bytes(file.model) if workload else 0,
-        streamed_bytes=workload.streamed_bytes(file.model) if workload else 0,
-        libraries=tuple(workload.libraries(file.model)) if workload else (),
+        fixed_bytes=workload.fixed_bytes(file.model),
+        streamed_bytes=workload.streamed_bytes(file.model),
+        libraries=tuple(workload.libraries(file.model)),
         counts=decode(row.samples_per_chunk, tuple[int, ...]),
         dataset=dataset,
         file=file,
         plan=read_plan(file.plan),
         options=msgspec.json.encode(file.task.options).decode(),
-        pacing=experience.plan(file.model, file.task.options) if experience else None,
+        pacing=workload.experience.plan(file.model, file.task.options)
+        if workload.experience
+        else None,
     )
 
 

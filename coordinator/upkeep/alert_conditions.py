@@ -62,6 +62,7 @@ LOW_FLOORS, ENOUGH_FLOORS = 4, 5
 # a certificate that ends within the first time ends soon, within the second nearly at once
 CERTIFICATE_S, CERTIFICATE_BAD_S = 21 * DAY_S, 7 * DAY_S
 CHECK_S = DAY_S  # a failed check is a trouble for this time
+NOWHERE_S = 60.0  # a server that can work on a run ends the alert of another that cannot
 WAVE_S, WAVE_MIN = 600.0, 25  # a wave: WAVE_MIN strangers or more register within WAVE_S
 ERRORS_SHARE, ERRORS_MIN = 0.01, 10  # share and least number of requests answered with 5xx
 
@@ -221,8 +222,13 @@ def _of_work(
 
 def _of_runs(conn: Connection, answers: Mapping[str, Standstill]) -> Iterator[Condition]:
     for name, damage in runs.damaged(conn):
-        message = f"{name} stands still: {damage}"
-        yield Condition(kind="database", about=name, message=message, todo="restore a backup")
+        yield Condition(
+            kind="database",
+            about=name,
+            message=f"{name} stands still: {damage.why}",
+            todo=damage.todo,
+            patience_s=NOWHERE_S if damage.here_only else 0.0,
+        )
     for name, still in answers.items():
         handling = HANDLING[still.cause]
         if handling.patience_s is not None:

@@ -48,6 +48,10 @@ class Checks:
         """Run every check."""
         breaches = list(await self._ledger.check())
         breaches += await self._db.read(invariants.breaches)
+        breaches += [
+            f'"{name}" cannot be checked: {damage.why}'
+            for name, damage in await self._db.read(runs.damaged)
+        ]
         looked_at = await self._db.read(invariants.counted)
         count, sentences = await self._check_blobs()
         looked_at["blobs"] = count

@@ -545,28 +545,35 @@ def missing_extra(name: str) -> str:
     return _missing_extras(tuple(sys.path)).get(name, "")
 
 
-def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
-    """Return a workload. Raises NotFound if it is not installed, or not in `enabled`; the message
-    has no install command, since the owner chooses which code to install.
+def absence(name: str) -> Sentence | None:
+    """Return why a workload cannot be loaded here, without importing it; None if it can be. The
+    sentence has no install command, since the owner chooses which code to install.
     """
+    if extra := missing_extra(name):
+        return Sentence(
+            'the workload "{name}" needs the extra "{extra}", which is not installed here',
+            name=name,
+            extra=extra,
+        )
+    names = _entry_points().names
+    if name in names:
+        return None
+    return Sentence(
+        'the workload "{name}" is not installed here: {hint}',
+        name=name,
+        hint=hint(name, sorted(names)),
+    )
+
+
+def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
+    """Return a workload. Raises NotFound if it is not installed, or not in `enabled`."""
     if enabled is not None and name not in enabled:
         sentence = Sentence(
             'the workload "{name}" is not enabled on this machine (setting `workloads`)', name=name
         )
         raise NotFound(sentence)
-    for entry_point in _entry_points().select(name=name):
-        if extra := missing_extra(name):
-            sentence = Sentence(
-                'the workload "{name}" needs the extra "{extra}", which is not installed here',
-                name=name,
-                extra=extra,
-            )
-            raise NotFound(sentence)
-        workload: Workload = entry_point.load()()
-        return workload
-    sentence = Sentence(
-        'the workload "{name}" is not installed here: {hint}',
-        name=name,
-        hint=hint(name, sorted(_entry_points().names)),
-    )
-    raise NotFound(sentence)
+    if (why := absence(name)) is not None:
+        raise NotFound(why)
+    (entry_point, *_) = _entry_points().select(name=name)
+    workload: Workload = entry_point.load()()
+    return workload
