@@ -13,6 +13,7 @@ import asyncio
 import math
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -125,17 +126,31 @@ class Merger(PlatformService):
             await self._db.write(partial(merges.JOBS.release_all, now=now, ended_at=now))
         watch = self._signals.watch("contributions", "queue", TOPIC)
         while not stop.is_set():
-            busy = False
             running, due = await self._db.read(self._look)
-            for run in due:
-                if stop.is_set():
-                    return
-                busy |= await self.merge_if_due(run.id)
+            busy = await self._merge_each(due, stop)
+            if stop.is_set():
+                return
             if any(definition(run).plan.shards > 1 for run in running):
                 busy |= await self.help()
             # A merge of this process notifies this watch too. Do not wait if another merge may be
             # due.
             await watch.wait(0 if busy else POLL_S if running else IDLE_S)
+
+    async def _merge_each(self, due: Sequence[RunRow], stop: asyncio.Event) -> bool:
+        """Merge each run once, until `stop` is set; return True if a version was made. The first
+        error is raised after every run has had its turn: a lost file of one stops no other.
+        """
+        busy, errors = False, list[Exception]()
+        for run in due:
+            if stop.is_set():
+                break
+            try:
+                busy |= await self.merge_if_due(run.id)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return busy
 
     async def help(self) -> bool:
         """Make parts of merges that other replicas lead. Return True when there were any."""

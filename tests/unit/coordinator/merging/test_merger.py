@@ -34,7 +34,7 @@ from coordinator.merging.shard_jobs import TOPIC
 from coordinator.rules import run_file
 from coordinator.rules.machine_time import MachineSeconds
 from coordinator.runs.definition import definition
-from coordinator.storage.blobs import DamagedBlob
+from coordinator.storage.blobs import DamagedBlob, MissingBlob
 from shared.errors import StorageFull, Unavailable
 from shared.protocol.accounts import Me
 from shared.protocol.contributions import Verdict
@@ -215,6 +215,32 @@ async def test_a_damaged_base_sets_no_work_aside(
     )
     assert (state, count, ended) == ("abandoned", 0, home.clock.now())
     assert message  # the organiser reads why until a merge succeeds
+
+
+async def test_a_run_whose_base_is_lost_keeps_no_other_run_from_its_merge(
+    home: LocalCoordinator,
+) -> None:
+    await team(home)
+    lost = (await values(home, versions.c.master_sha256))[0]
+    await home.coordinator.blobs.delete(lost, "asked")
+    await home.start_run(RUN.replace('"tiny"', '"other"').replace("[model]", "seed = 7\n[model]"))
+    helpers = [await home.join(name) for name in ("Cleo", "Dan", "Eve", "Finn")]
+    for seed, helper in enumerate(helpers, 5):
+        await helper.work(seed)
+    coordinator = home.coordinator
+    job = asyncio.ensure_future(coordinator._keep_running("merger", coordinator.merger.run))
+    with capture_logs() as lines:
+        async with asyncio.timeout(60):
+            while await values(home, runs.c.head) != [0, 1]:
+                assert not job.done()
+                await home.clock.advance(POLL_S)
+    assert {line["error"] for line in lines if line["event"] == "background job waits"} == {
+        f"{MissingBlob(lost)}"
+    }
+    home.coordinator.stopping.set()
+    async with asyncio.timeout(60):
+        while not job.done():
+            await home.clock.advance(IDLE_S)
 
 
 @pytest.mark.parametrize("error", [StorageFull("no space is left"), Unavailable("the store rests")])
