@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
+from coordinator.database import runs
 from coordinator.database.engine.leased_jobs import LeasedJobs
 from coordinator.database.engine.statements import deletion, equals
 from coordinator.database.tables.versions import evaluations, suite_scores
@@ -42,11 +43,15 @@ NEWEST_LOSS = _MEASURED.order_by(_E.version.desc()).limit(1)
 _FIRST_LOSS = _MEASURED.order_by(_E.version).limit(1)
 
 
+def _ready(conn: sa.Connection, now: float) -> sa.ColumnElement[bool]:
+    return JOBS.ready(now) & _E.run_id.not_in(runs.damaged_ids(conn))
+
+
 def waits(conn: sa.Connection, now: float) -> bool:
     """Return True if a version waits for its evaluation, or the process that evaluates a version
     has been silent.
     """
-    query = sa.select(sa.exists().where(JOBS.ready(now), ~_E.pruned))
+    query = sa.select(sa.exists().where(_ready(conn, now), ~_E.pruned))
     return conn.execute(query).scalar_one()
 
 
@@ -54,7 +59,7 @@ def take(conn: sa.Connection, owner: str, now: float, lease_s: float) -> Evaluat
     """Lease the evaluation of a waiting version 0, or else of the highest waiting version of any
     run, and skip the older waiting versions of that run. Return None if no version waits.
     """
-    row = JOBS.take(conn, _WAITING.where(JOBS.ready(now)), owner, now + lease_s)
+    row = JOBS.take(conn, _WAITING.where(_ready(conn, now)), owner, now + lease_s)
     if row is not None:
         skip_older(conn, row.run_id, row.version)
     return row

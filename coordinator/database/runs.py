@@ -175,6 +175,11 @@ def damaged(conn: sa.Connection) -> list[tuple[str, Damage]]:
     return [(row.name, damage) for row in rows if (damage := _damage(row.file))]
 
 
+def damaged_ids(conn: sa.Connection) -> list[int]:
+    """Return the numbers of the runs on which this process cannot work."""
+    return [row.id for row in conn.execute(_EVERY) if _damage(row.file)]
+
+
 def users_of(conn: sa.Connection, dataset_id: int, name: str) -> list[str]:
     """Return the names of the runs that use a dataset, as their data or as a suite. Damaged runs
     count too; the suites of an unreadable file are unknown.

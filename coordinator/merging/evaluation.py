@@ -28,7 +28,7 @@ from coordinator.runs.datasets import heldout
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from coordinator.traffic import SLOW_S, Durations
-from shared.errors import Unavailable, VolunteerError
+from shared.errors import StorageFull, Unavailable, VolunteerError
 from shared.workloads.base import Sample
 from shared.workloads.data.local_data import LocalData
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 
 POLL_S = 5.0
+TRIES_MAX = 12  # tries of one evaluation while a store, a disk or a process fails: for an hour
+PAUSE_MAX_S = 600.0  # longest pause between two of them; the first lasts 2 x POLL_S
 TEXT_MAX = 4000  # characters of a sample kept in the database
 
 log = structlog.get_logger("evaluation")
@@ -122,20 +124,32 @@ class Evaluation(PlatformService):
         try:
             with self.durations.timed():
                 measured = await self._measure(run, version)
+            is_stored = measured is not None and await self._store(run, row, measured)
         except (VolunteerError, OSError, RuntimeError, ValueError) as error:
-            self.outcomes[run.name, "failed"] += 1
-            log.warning(
-                "evaluation failed", run=run.name, version=version.version, error=str(error)
-            )
-            values = {"state": "failed", "message": str(error)[:2000], "at": self._clock.now()}
-            await self._db.write(lambda conn: evaluations.JOBS.change(conn, row, **values))
+            await self._put_off(run, row, error)
             return
         if measured is None:  # the server stops: another process may measure the version
             await self._db.write(partial(evaluations.JOBS.release, job=row))
-            return
-        if await self._store(run, row, measured):
+        if is_stored:
             self.outcomes[run.name, "done"] += 1
             await self._try_suites(run, version)
+
+    async def _put_off(self, run: RunRow, row: EvaluationRow, error: Exception) -> None:
+        """Try again later where a store, a disk or a process failed; else, or after TRIES_MAX
+        tries, the evaluation has failed.
+        """
+        message, now = str(error)[:2000], self._clock.now()
+        told = {"run": run.name, "version": row.version, "error": str(error)}
+        if isinstance(error, (Unavailable, StorageFull, OSError)) and row.attempt < TRIES_MAX:
+            log.warning("evaluation put off", **told)
+            after = now + min(PAUSE_MAX_S, POLL_S * 2.0**row.attempt)
+            release = partial(evaluations.JOBS.release, job=row, after=after, message=message)
+            await self._db.write(release)
+            return
+        self.outcomes[run.name, "failed"] += 1
+        log.warning("evaluation failed", **told)
+        values = {"state": "failed", "message": message, "at": now}
+        await self._db.write(lambda conn: evaluations.JOBS.change(conn, row, **values))
 
     async def _measure(self, run: RunRow, version: VersionRow) -> EvaluatedVersion | None:
         interval = max(1, definition(run).file.evaluation.sample_every)
@@ -244,6 +258,7 @@ class Evaluation(PlatformService):
                 state="done",
                 loss=loss if math.isfinite(loss) else None,
                 metrics=msgspec.json.encode(finite).decode(),
+                message="",
                 # an untrained model may generate NUL, which PostgreSQL cannot store
                 sample=measured.sample.text[:TEXT_MAX].replace("\0", "\N{REPLACEMENT CHARACTER}"),
                 sample_sha256=sample_sha,

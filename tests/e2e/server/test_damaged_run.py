@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, update
+from sqlalchemy import func, select, update
 
 from coordinator.database.tables.runs import runs
+from coordinator.database.tables.versions import evaluations
 from shared.errors import Conflict
 from tests.support.local_coordinator import RUN, local_coordinator
 
@@ -60,6 +61,8 @@ async def test_a_run_that_cannot_go_on_here_costs_no_other_run(
             assert [run["name"] for run in listed.json()] == ["other"]
             assert (await home.client().get("/")).status_code == 200
         assert [beat.run for beat in await coordinator.runs.queries.beats()] == ["other"]
+        state = select(evaluations.c.state).where(evaluations.c.run_id == 1)
+        assert await coordinator.db.read(lambda conn: conn.execute(state).scalar()) == "waiting"
         assert await coordinator.upkeep.prune() == 0
         await home.clock.advance(90.0)
         await coordinator.alerts.look()
