@@ -139,15 +139,15 @@ class Evaluation(PlatformService):
         tries, the evaluation has failed.
         """
         message, now = str(error)[:2000], self._clock.now()
-        told = {"run": run.name, "version": row.version, "error": str(error)}
+        facts = {"run": run.name, "version": row.version, "error": str(error)}
         if isinstance(error, (Unavailable, StorageFull, OSError)) and row.attempt < TRIES_MAX:
-            log.warning("evaluation put off", **told)
+            log.warning("evaluation put off", **facts)
             after = now + min(PAUSE_MAX_S, POLL_S * 2.0**row.attempt)
             release = partial(evaluations.JOBS.release, job=row, after=after, message=message)
             await self._db.write(release)
             return
         self.outcomes[run.name, "failed"] += 1
-        log.warning("evaluation failed", **told)
+        log.warning("evaluation failed", **facts)
         values = {"state": "failed", "message": message, "at": now}
         await self._db.write(lambda conn: evaluations.JOBS.change(conn, row, **values))
 

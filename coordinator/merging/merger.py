@@ -126,8 +126,8 @@ class Merger(PlatformService):
             await self._db.write(partial(merges.JOBS.release_all, now=now, ended_at=now))
         watch = self._signals.watch("contributions", "queue", TOPIC)
         while not stop.is_set():
-            running, due = await self._db.read(self._look)
-            busy = await self._merge_each(due, stop)
+            running, due_runs = await self._db.read(self._look)
+            busy = await self._merge_each(due_runs, stop)
             if stop.is_set():
                 return
             if any(definition(run).plan.shards > 1 for run in running):
@@ -136,12 +136,12 @@ class Merger(PlatformService):
             # due.
             await watch.wait(0 if busy else POLL_S if running else IDLE_S)
 
-    async def _merge_each(self, due: Sequence[RunRow], stop: asyncio.Event) -> bool:
+    async def _merge_each(self, due_runs: Sequence[RunRow], stop: asyncio.Event) -> bool:
         """Merge each run once, until `stop` is set; return True if a version was made. The first
         error is raised after every run has had its turn: a lost file of one stops no other.
         """
         busy, errors = False, list[Exception]()
-        for run in due:
+        for run in due_runs:
             if stop.is_set():
                 break
             try:

@@ -1,5 +1,5 @@
-"""A stored run file that cannot be read, or whose workload is not installed here, costs its own run,
-and no other.
+"""A stored run file that cannot be read, or whose workload is not installed here, costs no other
+run.
 """
 
 from __future__ import annotations
