@@ -69,7 +69,8 @@ class AnswerPart:
 
     def take(self, sent: AnswerTokens) -> bool:
         """Accept a machine's tokens, each only once if they are sent again; return False if no more
-        are wanted. If tokens before them are missing, the part fails.
+        are wanted. The part fails if tokens before them are missing, or if "length" ends fewer
+        tokens than were asked for: no comparison of tokens would show that.
         """
         if not self.wanted or self.finish:
             return False
@@ -79,7 +80,8 @@ class AnswerPart:
             new = sent.tokens[len(self.tokens) - sent.start :]
             self.tokens += new[: self._tokens_max - len(self.tokens)]
             full = len(self.tokens) == self._tokens_max
-            self.finish = sent.finish or ("length" if full else "")
+            too_early = sent.finish == "length" and not full
+            self.finish = "failed" if too_early else sent.finish or ("length" if full else "")
         self._arrived.set()
         return not self.finish
 

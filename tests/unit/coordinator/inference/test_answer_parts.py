@@ -51,7 +51,11 @@ async def test_tokens_that_are_sent_again_count_once_and_no_more_than_were_asked
 async def test_a_gap_or_a_failure_or_silence_ends_the_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for sent in (AnswerTokens(start=2, tokens=(7,)), AnswerTokens(start=0, finish="failed")):
+    for sent in (
+        AnswerTokens(start=2, tokens=(7,)),
+        AnswerTokens(start=0, finish="failed"),
+        AnswerTokens(start=0, tokens=(7,), finish="length"),  # 5 tokens were asked for
+    ):
         one = await part()
         assert not one.take(sent)
         with pytest.raises(SilentMachine):
@@ -59,6 +63,13 @@ async def test_a_gap_or_a_failure_or_silence_ends_the_part(
     monkeypatch.setattr(answerers, "FIRST_S", 0.01)
     with pytest.raises(SilentMachine):
         await arrived(await part())
+
+
+async def test_a_part_of_full_length_may_end_with_these_words() -> None:
+    one = await part()
+    assert not one.take(AnswerTokens(start=0, tokens=(1, 2, 3, 4, 5), finish="length"))
+    assert await arrived(one) == [1, 2, 3, 4, 5]
+    assert one.finish == "length"
 
 
 async def test_a_machine_that_drips_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
