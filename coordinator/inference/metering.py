@@ -312,17 +312,18 @@ class Meter:
         `all_replicas` says that no other process runs, so every other open request is abandoned.
         """
         now = self._clock.now()
-        before, own_ids = now + 1 if all_replicas else now - GONE_S, tuple(self._live)
+        before = now + 1 if all_replicas else now - GONE_S
         orphans, settled = await asyncio.to_thread(OrphanStreams.take, self._folder), False
         ending = Ending(now=now, roll=self.draws.roll)
         try:
             logged = orphans.streamed
-            abandoned = await self._db.read(
+            open_rows = await self._db.read(
                 lambda conn: (
-                    request_rows.abandoned(conn, before, own_ids)
-                    | request_rows.still_open(conn, [*logged])
+                    request_rows.abandoned(conn, before) | request_rows.still_open(conn, [*logged])
                 )
             )
+            # compared after the read: a request lives here before its row can be read
+            abandoned = {name: row for name, row in open_rows.items() if name not in self._live}
             for request_id, recorded in abandoned.items():
                 streamed = max(
                     recorded, logged.get(request_id, recorded), key=lambda progress: progress.out

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 import msgspec
 import pytest
@@ -224,6 +226,20 @@ async def test_a_server_that_starts_alone_settles_everything_at_once(bench: Benc
     assert (await bench.has())[1] == 0
 
 
+async def test_a_request_that_begins_during_a_recovery_is_paid(bench: Bench) -> None:
+    meter, alone, ready = bench.meter(), ThreadPoolExecutor(1), Event()
+    asyncio.get_running_loop().set_default_executor(alone)
+    alone.submit(ready.wait)  # reading the logs of dead processes takes its time
+    recovery = asyncio.ensure_future(meter.recover(all_replicas=True))
+    await asyncio.sleep(0)
+    one = await meter.begin(bench.order())
+    ready.set()
+    assert await recovery == 0
+    meter.count(one, 4)
+    assert await meter.end(one) == 14
+    assert await bench.of_usage() == [(4, 14)]
+
+
 async def test_fifty_at_once_hold_no_more_than_there_is(bench: Bench) -> None:
     meter = bench.meter()
     worst = cost_micro(UNIT_NANO, 15)
@@ -413,7 +429,7 @@ async def _steps(bench: Bench, steps: list[tuple[str, int]]) -> None:
         return int(conn.execute(select(func.sum(accounts.c.balance_micro))).scalar_one())
 
     assert await bench.db.read(total) == 0
-    assert await bench.db.read(lambda c: request_rows.abandoned(c, 1e18, ())) == {}
+    assert await bench.db.read(lambda c: request_rows.abandoned(c, 1e18)) == {}
 
 
 async def test_a_lost_secret_takes_the_keys_with_it_and_old_use_is_forgotten(bench: Bench) -> None:

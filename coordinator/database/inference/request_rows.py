@@ -157,19 +157,10 @@ def beat(conn: Connection, streamed: Mapping[str, StreamProgress], now: float) -
         conn.execute(_BEAT, rows)
 
 
-def abandoned(
-    conn: Connection, before: float, open_requests: Sequence[str]
-) -> dict[str, StreamProgress]:
-    """Return open requests without a beat since an instant, with their stored tokens; the requests
-    of this process are left out.
-    """
+def abandoned(conn: Connection, before: float) -> dict[str, StreamProgress]:
+    """Return open requests without a beat since an instant, with their stored tokens."""
     query = select(_u.id, _u.tokens_out, _u.answered).where(_u.state == "open", _u.beat_at < before)
-    query = query.order_by(_u.beat_at).limit(RECOVERED_MAX + len(open_requests))
-    return {
-        request_id: progress
-        for request_id, progress in _streamed(conn, query).items()
-        if request_id not in set(open_requests)
-    }
+    return _streamed(conn, query.order_by(_u.beat_at).limit(RECOVERED_MAX))
 
 
 def still_open(conn: Connection, ids: Sequence[str]) -> dict[str, StreamProgress]:
