@@ -41,5 +41,7 @@ class SparseCopy(io.FileIO):
         self._newest = start, stop
         self.seek(start)
         for begin in range(start, stop, FETCH_BYTES):
-            self.write(self._get(begin, min(stop, begin + FETCH_BYTES)))
+            left = memoryview(self._get(begin, min(stop, begin + FETCH_BYTES)))
+            while left:  # a disk that fills up takes a part, and refuses the next
+                left = left[self.write(left) :]
         self.seek(place)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from coordinator.storage.sparse_copy import SparseCopy
 from shared.tensors.codec import CODECS, Cut, codec
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
 
+ROOT = Path(__file__).parents[4]
 SCHEMA: Schema = (
     TensorSpec("first", (70, 100)),
     TensorSpec("mean", (300,), "F32", "buffer"),
@@ -54,6 +57,29 @@ def test_a_piece_is_decoded_from_its_own_bytes(
         for piece in wanted:
             ends = piece.spec.name, piece.start, piece.stop
             assert _hash(part.read(*ends)) == _hash(whole.read(*ends))
+
+
+def test_a_copy_that_finds_no_room_has_no_zeros_in_place_of_bytes(tmp_path: Path) -> None:
+    """The system writes what fits, and says so only by the count."""
+    data, room = b"x" * (4 << 20), 1 << 20
+    script = f"""
+import resource, signal, sys
+from pathlib import Path
+from coordinator.storage.blobs import storage_errors
+from coordinator.storage.sparse_copy import SparseCopy
+from shared.errors import StorageFull
+path, data = Path(sys.argv[1]), b"x" * {len(data)}
+with SparseCopy(path, {len(data)}, lambda start, stop: data[start:stop]) as file:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))
+    try:
+        with storage_errors():
+            file.fetch({room >> 1}, {len(data)})
+    except StorageFull:
+        sys.exit(75)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "copy")]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 75
 
 
 def _hash(values: np.ndarray) -> str:
