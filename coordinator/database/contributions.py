@@ -175,11 +175,10 @@ def undecided(conn: sa.Connection, ids: Iterable[int]) -> list[ContributionRow]:
     return [_row(row) for row in conn.execute(_CHECKING, {"ids": sorted(ids)}).mappings()]
 
 
-def unchecked(conn: sa.Connection, limit: int) -> list[ContributionRow]:
-    query = (
-        sa.select(contributions).where(_C.state == "checking").order_by(*_MERGE_ORDER).limit(limit)
-    )
-    return [_row(row) for row in conn.execute(query).mappings()]
+def unchecked(conn: sa.Connection, after: int, limit: int) -> list[ContributionRow]:
+    """Return the oldest contributions above a number that have no verdict yet."""
+    query = sa.select(contributions).where(_C.state == "checking", _C.id > after)
+    return [_row(row) for row in conn.execute(query.order_by(_C.id).limit(limit)).mappings()]
 
 
 def mergeable(conn: sa.Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -385,11 +386,15 @@ class Intake(PlatformService):
 
     async def recheck(self) -> int:
         """Decide the contributions that an earlier process left unchecked; return their number."""
-        unchecked = await self._db.read(lambda conn: contributions.unchecked(conn, RECHECK_MAX))
-        for row in unchecked:
-            with suppress(VolunteerError):  # logged; the others are still decided
-                await self._check(row)
-        return len(unchecked)
+        count = newest = 0
+        while rows := await self._db.read(
+            partial(contributions.unchecked, after=newest, limit=RECHECK_MAX)
+        ):
+            for row in rows:
+                with suppress(Exception):  # logged; the others are still decided
+                    await self._check(row)
+            count, newest = count + len(rows), rows[-1].id
+        return count
 
     def stands(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,12 +27,13 @@ from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import evaluations, heldout_sums
 from coordinator.database.tasks import TaskRow
+from coordinator.intake import intake
 from coordinator.intake.intake import NEVER
 from coordinator.rules import run_file, validation
 from coordinator.rules.machine_time import MachineSeconds
 from coordinator.rules.run_file import StopSettings, TrustSettings
 from coordinator.rules.validation import COHORT_MIN, Measurement
-from coordinator.storage.blobs import DamagedBlob
+from coordinator.storage.blobs import DamagedBlob, MissingBlob
 from shared.errors import NotFound
 from shared.protocol.accounts import Me
 from shared.protocol.base import Reason
@@ -192,6 +194,28 @@ async def test_a_result_whose_task_was_taken_back_is_not_counted_at_all(tmp_path
         assert await read(home, failures.c.kind) == []
         assert await read(home, tasks.c.state, tasks.c.attempt, tasks.c.volunteer_id) == before
         assert (await bob.hand_in(theirs, await bob.begin(theirs), 2)).state == "accepted"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "input/output error"), MissingBlob("0" * 64)])
+async def test_a_result_that_cannot_be_read_keeps_no_other_from_its_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        for seed, name in enumerate(("Ann", "Bob", "Cleo")):
+            await (await uploaded(await home.join(name), seed)).unchecked()
+        lost, local = (await read(home, contributions.c.sha256))[0], home.coordinator.blobs.local
+
+        async def read_all_but_one(sha256: str) -> Path:
+            if sha256 == lost:
+                raise error
+            return await local(sha256)
+
+        monkeypatch.setattr(home.coordinator.blobs, "local", read_all_but_one)
+        monkeypatch.setattr(intake, "RECHECK_MAX", 1)
+        assert await home.coordinator.intake.recheck() == 3
+        states = await read(home, contributions.c.state)
+        assert states == ["checking", "accepted", "accepted"]
 
 
 async def test_work_whose_run_ends_while_it_is_decided_is_paid_and_waits_for_no_merge(
