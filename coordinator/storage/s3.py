@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -154,9 +155,12 @@ class S3Blobs:
             raise Unavailable("the object store did not take a file", retry_after_s=5.0) from error
 
     def _keep(self, sha256: str, path: Path) -> None:
-        """Move a newly stored file into the cache, since a merge will read it soon."""
-        path.chmod(0o400)
+        """Move a newly stored file into the cache, since a merge will read it soon. The file is
+        synced first: the bytes of a name in the cache are not hashed again.
+        """
         with storage_errors():
+            sync_file(path)
+            path.chmod(0o400)
             path.replace(self._cache / sha256)
         self._evict()
 
@@ -164,9 +168,12 @@ class S3Blobs:
         """Delete the least recently used files of a full cache; the bytes of a memory-mapped file
         stay until it is unmapped.
         """
-        files = [
-            (p.stat().st_atime, p.stat().st_size, p) for p in self._cache.iterdir() if p.is_file()
-        ]
+        files: list[tuple[float, int, Path]] = []
+        for path in self._cache.iterdir():
+            with suppress(FileNotFoundError):  # another thread evicts too
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    files.append((status.st_atime, status.st_size, path))
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files, key=lambda item: item[0]):
             if total <= self._cache_bytes_max:
@@ -182,7 +189,7 @@ class S3Blobs:
 
     async def local(self, sha256: str) -> Path:
         path = self._cache / check_name(sha256)
-        if await in_pool(path.is_file):
+        with suppress(FileNotFoundError):
             await in_pool(os.utime, path)
             return path
         part = self.scratch() / f"{uuid4().hex}.part"
@@ -222,11 +229,10 @@ class S3Blobs:
         digest = hashlib.sha256()
         stream = await self._whole(sha256)
         async with aclosing(stream):
-            with part.open("wb") as file, storage_errors():
+            with storage_errors(), part.open("wb") as file:
                 async for data in stream:
                     await in_pool(file.write, data)
                     await in_pool(digest.update, data)
-        await in_pool(sync_file, part)
         return digest.hexdigest()
 
     async def _whole(self, sha256: str) -> AsyncGenerator[bytes, None]:

@@ -211,6 +211,39 @@ async def test_the_cache_of_an_object_store_is_bounded_and_checked(
     assert sum(path.stat().st_size for path in kept) <= 25_000
 
 
+async def test_no_file_enters_the_cache_of_an_object_store_before_it_is_synced(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss of power would leave zeros under a name that stands for its bytes."""
+    synced, fsync = set[int](), os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    here, there = S3Blobs(s3_url, tmp_path / "here"), S3Blobs(s3_url, tmp_path / "there")
+    assert here.staging is not None
+    sha, path = staged(here, os.urandom(1000))
+    await here.put_file(sha, path)
+    other, path = staged(here, os.urandom(1000))
+    await here.staging.put("upload", 0, path, 1000)
+    copy = await here.staging.collect("upload", 1000, path)
+    await here.staging.store(other, path, copy)
+    for blobs in (here, there):
+        for name in (sha, other):
+            assert (await blobs.local(name)).stat().st_ino in synced
+
+
+async def test_many_at_once_may_fill_and_read_a_cache_that_has_no_room(
+    s3_url: str, tmp_path: Path
+) -> None:
+    blobs = S3Blobs(s3_url, tmp_path / "cache", cache_bytes_max=0)
+    files = [staged(blobs, os.urandom(1000), f"{number}") for number in range(100)]
+    await asyncio.gather(*(blobs.put_file(sha, path) for sha, path in files))
+    await asyncio.gather(*(blobs.local(files[number % 3][0]) for number in range(100)))
+
+
 async def test_a_store_that_does_not_answer_is_unavailable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
