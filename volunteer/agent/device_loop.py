@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,6 +48,8 @@ FAILURES_TOLD = 3  # failures in a row before the owner is told
 # Short, since the coordinator, too, stops handing this machine tasks of a run that fails here.
 FAILURE_WAIT_S, FAILURE_WAIT_S_MAX = 5.0, 15.0
 ENDING = Sentence("the program ends")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -120,8 +123,9 @@ class DeviceLoop:
             try:
                 await self.pipeline.downloads.prefetch_data(work)
                 await self.life.unless(lambda: self.life.winding_up, self._fetch_weights(work))
-            except VolunteerError:
-                pass  # the error is raised again when the task begins
+            except Exception as error:
+                # A lasting cause raises it again when the task begins, which then fails alone.
+                log.info("task %s was not fetched ahead: %s", work.key[0], error)
         return work
 
     async def _claim_ahead(self) -> LeaseInWork | None:

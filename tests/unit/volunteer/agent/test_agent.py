@@ -5,7 +5,10 @@ obeyed.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.errors import Unreachable
 from shared.protocol import endpoints
 from shared.text import duration
-from shared.workloads.base import Data, Job, Weights, Work
+from shared.workloads.base import ChunkRef, Config, Data, Job, Weights, Work
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LONG, SHORT, LocalMachine, Network, Process, local_machine
@@ -439,6 +442,31 @@ async def test_a_cache_deleted_during_a_task_gives_the_task_back(tmp_path: Path)
         assert "deleted from the cache" in first.message
         assert last.last
         assert {row["failures"] for row in await tasks(machine)} == {0}
+
+
+class Crowded(GptWorkload):
+    """A workload whose machine can open no file while the next task's data are fetched ahead."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @override
+    def files(self, config: Config) -> Mapping[str, ChunkRef]:
+        self.calls += 1
+        if self.calls == 4:  # the first task asks three times
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().files(config)
+
+
+async def test_a_fault_of_this_machine_while_it_fetches_ahead_ends_nothing(tmp_path: Path) -> None:
+    crowded = Crowded()
+    async with (
+        local_machine(tmp_path) as machine,
+        machine.working(lambda name: crowded, max_tasks=2) as process,
+    ):
+        assert await process.ended() == 0
+        assert crowded.calls > 4
+        assert process.all(events.Stopped)[-1].tasks == 2
 
 
 class Greedy(GptWorkload):
