@@ -228,19 +228,23 @@ class Client:
         return is_loopback(home.hostname or "") if near else to.scheme == "https"
 
     async def put_elsewhere(self, url: str, size: int, body: AsyncIterator[bytes]) -> None:
-        """PUT to another server, such as a store, without the token. Raises Unreachable."""
+        """PUT to another server, such as a store, without the token; only the status of its answer
+        is read. Raises Unreachable.
+        """
         limit = TimeLimit(self.read_s + self.slack_s)
-        headers = {"Content-Length": str(size)}
-        async with self._client_for(url, limit) as http:
-            answer = await http.put(url, headers=headers, content=self._limited_body(body, limit))
-        if answer.status_code not in (200, 201, 204):
-            raise errors.Unreachable(
-                Sentence(
-                    "{host} answered {status}",
-                    host=answer.request.url.host,
-                    status=answer.status_code,
+        content, headers = self._limited_body(body, limit), {"Content-Length": str(size)}
+        async with (
+            self._client_for(url, limit) as http,
+            http.stream("PUT", url, headers=headers, content=content) as answer,
+        ):
+            if answer.status_code not in (200, 201, 204):
+                raise errors.Unreachable(
+                    Sentence(
+                        "{host} answered {status}",
+                        host=answer.request.url.host,
+                        status=answer.status_code,
+                    )
                 )
-            )
 
     async def put(
         self, path: str, headers: Mapping[str, str], body: AsyncIterator[bytes], reply: type[T]

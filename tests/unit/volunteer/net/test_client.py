@@ -378,3 +378,29 @@ async def test_what_moves_gets_more_time() -> None:
     with pytest.raises(TimeoutError):
         async with TimeLimit(0.05).running():
             await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("kind", ["endless", "compressed"])
+async def test_of_a_stores_answer_to_an_upload_only_the_status_is_read(kind: str) -> None:
+    sent = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(3)
+        coding = b"Content-Encoding: gzip\r\n" if kind == "compressed" else b""
+        writer.write(b"HTTP/1.1 200 OK\r\n" + coding + b"Content-Length: 1000000000000\r\n\r\n")
+        with suppress(ConnectionError):
+            while sent < 256 << 20:
+                writer.write(bytes(1 << 20))
+                await writer.drain()
+                sent += 1 << 20
+        writer.close()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"abc"
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await client(Wire(Said(200))).put_elsewhere(f"http://127.0.0.1:{port}/u", 3, body())
+    assert sent < 64 << 20
