@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from shared.errors import BadRequest, NotFound, Unavailable, VolunteerError
+from shared.errors import BadRequest, NotFound, VolunteerError
 from shared.files.source_paths import existing_path
 from shared.nearest_name import hint
 from shared.programs.interrupts import interrupt_on_end_signals
@@ -175,10 +175,14 @@ class _Addition:
         """Send the numbers; return False if the coordinator does not answer now."""
         from volunteer.account.membership import declare
         from volunteer.cli.start import ask_coordinator
+        from volunteer.net.retry import is_temporary
 
         try:
             asyncio.run(ask_coordinator(self._places, lambda api: declare(api, record)))
-        except Unavailable as error:
+        except VolunteerError as error:
+            if not is_temporary(error):
+                self._own.remove(record.run)  # the run does not take these data
+                raise
             remark(
                 _(
                     "the coordinator does not answer ({error}): its numbers are sent when the "
@@ -187,9 +191,6 @@ class _Addition:
                 )
             )
             return False
-        except VolunteerError:
-            self._own.remove(record.run)  # the run does not take these data
-            raise
         return True
 
 

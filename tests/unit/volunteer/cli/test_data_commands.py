@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import ClassVar
 
+import msgspec
 import pytest
+from typing_extensions import override
 
+from shared.errors import Conflict, Internal, TooManyRequests, VolunteerError
+from shared.proofs.signing import SigningKey, identity_payload
 from shared.protocol.accounts import PrivacySpent
+from shared.protocol.base import ErrorBody
 from shared.protocol.members import MemberData
 from shared.workloads.base import ChunkRef, DatasetManifest
-from volunteer.account.membership import MemberTerms
+from volunteer.account.membership import MemberTerms, OwnSources
 from volunteer.account.profile_directory import Identity, Profile
-from volunteer.cli.data_commands import data_lines
+from volunteer.cli.data_commands import _Addition, data_lines
 from volunteer.cli.main import run_command
 from volunteer.i18n.catalogue import LanguageChoice, use
 from volunteer.settings.settings import directories
-from volunteer.storage.own_data import OwnRecord
+from volunteer.storage.own_data import OwnData, OwnRecord
 
 TERMS = MemberTerms(licence="CC-BY-4.0", quorum=5)
 NOISE = PrivacySpent(
@@ -104,6 +113,79 @@ def test_a_mistake_is_a_sentence_and_a_code(
     monkeypatch.chdir(tmp_path)
     assert run_command(["data", *words]) == code
     assert sentence in capsys.readouterr().err
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A coordinator that proves its key, and refuses everything else with one error."""
+
+    key: ClassVar[SigningKey]
+    error: ClassVar[VolunteerError]
+
+    def do_GET(self) -> None:
+        nonce = self.path.partition("nonce=")[2]
+        proof = self.key.sign(identity_payload(nonce)).hex()
+        self._reply(200, msgspec.json.encode({"proof": proof}))
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        kind = type(self.error)
+        body = ErrorBody(
+            code=kind.code,
+            message="not now",
+            request_id="r",
+            retry_after_s=self.error.retry_after_s,
+        )
+        self._reply(kind.status, msgspec.json.encode(body))
+
+    def _reply(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("X-Request-Id", "r")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [
+        (TooManyRequests("", retry_after_s=1000.0), True),
+        (Internal("", retry_after_s=1000.0), True),
+        (Conflict(""), False),
+    ],
+)
+def test_own_data_outlive_a_coordinator_in_trouble_and_go_when_the_run_refuses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: VolunteerError, stays: bool
+) -> None:
+    monkeypatch.setenv("VOLUNTEER_HOME", str(tmp_path))
+    Refusing.key, Refusing.error = SigningKey.new(), error
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        identity = Identity(
+            url=f"http://127.0.0.1:{server.server_port}",
+            tls_pin="",
+            public_key=Refusing.key.public_key.hex(),
+            fingerprint="",
+            server="",
+            volunteer_id="v",
+            worker_id="w",
+            secret="s",
+            nickname="a",
+            registered=True,
+        )
+        profile = Profile(directories().profile)
+        profile.use(identity)
+        own = OwnData(profile.home(identity).own_data)
+        with own.building("ward") as target:
+            added = own.use(msgspec.structs.replace(record("tokens"), build=target.folder.name))
+        addition = _Addition("ward", OwnSources(paths=[]), "")
+        with nullcontext() if stays else pytest.raises(type(error)):
+            assert addition._declare(added) is False
+        server.shutdown()
+    assert bool(own.records()) is stays
 
 
 @pytest.mark.parametrize("words", [["data", "list"], ["runs"], ["usage"]])
