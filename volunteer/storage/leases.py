@@ -13,8 +13,11 @@ import msgspec
 
 from shared.errors import Configuration
 from shared.files.deletions import delete_file
+from shared.files.disk_writes import PARTIAL_SUFFIX
 from shared.protocol.leases import BeginReply, Lease
 from volunteer.files import private_directory, read_record, set_aside, write_record
+
+AUDIT_SUFFIX = ".audit"  # suffix of the update of an audit, of which only sums are kept
 
 
 class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +45,7 @@ class Leases:
 
     def __init__(self, root: Path) -> None:
         self.root = private_directory(root)
+        self._sweep()
 
     def stored(self) -> tuple[HeldLease, ...]:
         """Return the leases of an earlier process, by task; damaged records are set aside."""
@@ -96,6 +100,13 @@ class Leases:
 
     def forget_claim(self, device: str) -> None:
         delete_file(self._claim(device), "settled")
+
+    def _sweep(self) -> None:
+        """Delete incomplete files, and snapshots without a lease, of ended processes."""
+        for path in self.root.iterdir():
+            orphan = path.suffix == ".safetensors" and not path.with_suffix(".json").exists()
+            if orphan or path.suffix in (PARTIAL_SUFFIX, AUDIT_SUFFIX):
+                delete_file(path, "scratch")
 
     def _claim(self, device: str) -> Path:
         return self.root / f"claim.{device.replace(':', '_')}.json"

@@ -38,7 +38,7 @@ from shared.workloads.training.micro_batch import Paced, Rankable, Streamable
 from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole
 from volunteer.machine.device_memory import OutOfMemory, out_of_memory
-from volunteer.storage.leases import HeldLease
+from volunteer.storage.leases import AUDIT_SUFFIX, HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.storage.own_data import OwnData
 from volunteer.storage.tensor_files import load, store
@@ -312,7 +312,7 @@ class LocalTask:
         """Return the sums of an audit's encoded update, which are submitted instead of the
         update.
         """
-        path = self._files.snapshot.with_suffix(".audit")
+        path = self._files.snapshot.with_suffix(AUDIT_SUFFIX)
         audit_codec = codec(audit.codec)
         try:
             self._encode(part.tensors, path, audit_codec)

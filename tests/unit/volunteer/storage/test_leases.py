@@ -57,6 +57,19 @@ def test_a_dropped_lease_takes_its_snapshot_with_it(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_new_process_deletes_what_a_killed_one_left_half_written(tmp_path: Path) -> None:
+    leases = Leases(tmp_path)
+    leases.keep(held(5))
+    leases.claim_id("cpu")
+    leases.snapshot(held(5).lease).write_bytes(b"half done")
+    stays = sorted(tmp_path.iterdir())
+    (tmp_path / ".5-2.safetensors.0a1b2c3d.part").write_bytes(b"a model")
+    (tmp_path / "4-1.safetensors").write_bytes(b"a snapshot whose lease is gone")
+    (tmp_path / "3-1.audit").write_bytes(b"an update")
+    Leases(tmp_path)
+    assert sorted(tmp_path.iterdir()) == stays
+
+
 def test_a_claim_keeps_its_id_until_it_brings_a_lease(tmp_path: Path) -> None:
     first = Leases(tmp_path).claim_id("cuda:0")
     leases = Leases(tmp_path)  # the reply was lost with the process
