@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -80,13 +81,14 @@ async def release_tasks(profile: Profile, connect: Connect, clock: Clock) -> str
 
     Raises Configuration if the running volunteer does not end.
     """
-    try:
+    answered = False
+    with suppress(Unreachable):  # no volunteer runs, or it is starting, ending or stuck
         async with attach(profile.endpoint, clock) as control:
             await control.do(commands.Stop(how="release"))
-        await _wait_for_end(profile, clock)
+            answered = True
+    await _wait_for_end(profile, clock)
+    if answered:
         return Sentence("the running volunteer has ended and given its task back")
-    except Unreachable:
-        pass  # no volunteer is running
     try:
         identity = profile.current()
     except Configuration as error:

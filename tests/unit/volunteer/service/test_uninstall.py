@@ -11,8 +11,10 @@ import pytest
 from coordinator.database.tables.accounts import workers
 from coordinator.database.tables.tasks import tasks
 from shared.clock import SystemClock
+from shared.errors import Configuration
 from tests.support.local_coordinator import LocalCoordinator
 from tests.support.local_volunteer import FastClock, local_machine
+from volunteer.account.instance_lock import instance_lock
 from volunteer.account.profile_directory import Profile
 from volunteer.cli.main import run_command
 from volunteer.control import events
@@ -148,6 +150,14 @@ async def test_the_running_volunteer_is_ended(tmp_path: Path) -> None:
         said = await release_tasks(profile, connect_nobody, SystemClock())
         assert said == "the running volunteer has ended and given its task back"
         assert await running == 0
+
+
+async def test_nothing_is_given_back_under_a_volunteer_that_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    profile = Profile(home(tmp_path).profile)  # its volunteer has no socket: it starts, or hangs
+    with instance_lock(profile.path), pytest.raises(Configuration, match="does not end"):
+        await release_tasks(profile, connect_nobody, FastClock())
 
 
 async def test_a_damaged_account_is_no_reason_to_stay(tmp_path: Path) -> None:
