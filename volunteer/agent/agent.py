@@ -16,7 +16,7 @@ from functools import partial
 from typing import Literal
 
 from shared.clock import ServerClock
-from shared.errors import VolunteerError
+from shared.errors import BadRequest, VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import Device
 from shared.protocol.protocol_version import PROTOCOL, check_server
@@ -141,10 +141,10 @@ class Agent:
 
     def pause(self, order: Pause) -> None:
         """Pause a device, or all devices if the order names none, and keep the tasks; heartbeats
-        report it.
+        report it. Raises BadRequest for a device that is not lent.
         """
         self._pauses.pause(
-            order.device,
+            self._lent_device(order.device),
             by=order.by,
             message=order.message,
             until=order.until,
@@ -156,13 +156,31 @@ class Agent:
         owner's resume also ends `finish`.
 
         If only the owner's rules pause work, the owner's resume lifts those rules that a person may
-        lift.
+        lift. Raises BadRequest for a device that is not lent.
         """
+        device = self._lent_device(device)
         finishing = by == YOU and self._life.take_work_again()
         was_paused = self._pauses.resume(device, by=by, finishing=finishing)
         still_paused = self._pauses.paused_by(device, YOU)
         if by == YOU and not (was_paused or still_paused or finishing):
             self._guard.lift_holds()  # only the rules paused it
+
+    def _lent_device(self, name: str) -> str:
+        """Return the id of the lent device that a person names; "" names all devices. Raises
+        BadRequest.
+        """
+        lent = self._bus.status.lent_bytes
+        if name in ("", *lent):
+            return name
+        if f"{name}:0" in lent:
+            return f"{name}:0"
+        if not lent:
+            raise BadRequest(Sentence("the devices are not found yet: try again in a moment"))
+        raise BadRequest(
+            Sentence(
+                'no device "{name}" is lent here: {lent}', name=name[:40], lent=", ".join(lent)
+            )
+        )
 
     def _obey_owner(self, order: Literal["pause", "resume", "finish"]) -> None:
         """Carry out an order that the owner sent from another machine of the account."""

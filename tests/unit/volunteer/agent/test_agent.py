@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import tasks as tasks_table
-from shared.errors import Unreachable
+from shared.errors import BadRequest, Unreachable
 from shared.protocol import endpoints
 from shared.text import duration
 from shared.workloads.base import ChunkRef, Config, Data, Job, Weights, Work
@@ -321,6 +321,16 @@ async def test_a_pause_for_a_time_ends_by_itself_and_no_other_with_it(tmp_path: 
         await process.until(events.Resumed)
         process.told.clear()
         await process.until(events.Training)  # it goes on without a word of its owner
+
+
+async def test_a_device_that_is_not_lent_is_not_called_paused(tmp_path: Path) -> None:
+    async with local_machine(tmp_path, LONG) as machine, machine.working() as process:
+        await training(process)
+        for command in (commands.Pause(device="cuda0"), commands.Resume(device="cuda0")):
+            with pytest.raises(BadRequest, match='no device "cuda0" is lent here: cpu'):
+                await process.control.do(command)
+        assert process.control.status.pauses == ()
+        assert process.all(events.Paused) == []
 
 
 async def test_taking_a_finish_back_lifts_no_rule(tmp_path: Path) -> None:
