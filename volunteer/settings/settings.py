@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.errors import Configuration
+from shared.errors import Configuration, why
 from shared.files.text_file import unmarked
 from shared.sentences import Sentence
 from shared.settings import SettingRow, SettingsTable, read_file
@@ -25,7 +25,7 @@ from volunteer.files import private_directory, write_whole
 from volunteer.i18n.catalogue import N_
 from volunteer.settings.display import Display
 from volunteer.settings.host_profile import keep_mark, profile_directory
-from volunteer.settings.work_rules import WorkRules
+from volunteer.settings.work_rules import GIB_MAX, WorkRules
 
 PREFIX = "VOLUNTEER_"
 # Variables that are not settings: directories, profile, unattended joining.
@@ -62,6 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "Most memory a task may need; 0 = half of the computer's, nine tenths of a GPU's."
             ),
             ge=0,
+            le=GIB_MAX,
             extra={"unit": "GiB"},
         ),
     ] = 0.0
@@ -70,6 +71,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(
             description=N_("Most disk for weights and data that are kept to save downloads."),
             ge=0.1,
+            le=GIB_MAX,
             extra={"unit": "GiB"},
         ),
     ] = 10.0
@@ -235,7 +237,12 @@ def save(path: Path, changes: Mapping[str, object]) -> None:
             plain = list(value) if isinstance(value, tuple) else value
             if name not in before or before[name] != plain:
                 document[name] = plain
-    write_whole(path, tomlkit.dumps(document).encode())
+    try:
+        write_whole(path, tomlkit.dumps(document).encode())
+    except OSError as error:
+        raise Configuration(
+            Sentence("{path} cannot be written: {why}", path=path, why=why(error))
+        ) from error
 
 
 def _host() -> str:

@@ -14,6 +14,8 @@ from volunteer.i18n.catalogue import N_
 from volunteer.settings.schedule import parse_schedule
 
 _RATE_UNIT = {"unit": "Mbit/s"}
+# Larger numbers, and `inf`, become no bytes that this machine can count.
+GIB_MAX, MBIT_MAX = 1 << 20, 1_000_000
 DEVICES_MAX = 64  # most devices with rules of their own
 _DEVICE = re.compile(r"cpu|mps|(cuda|xpu):[0-9]{1,3}")
 
@@ -120,17 +122,23 @@ class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = "pause"
     upload_mbit: Annotated[
         float,
-        Meta(description=N_("Most to send; 0 = no limit."), ge=0, extra=_RATE_UNIT),
+        Meta(description=N_("Most to send; 0 = no limit."), ge=0, le=MBIT_MAX, extra=_RATE_UNIT),
     ] = 0.0
     download_mbit: Annotated[
         float,
-        Meta(description=N_("Most to receive; 0 = no limit."), ge=0, extra=_RATE_UNIT),
+        Meta(
+            description=N_("Most to receive; 0 = no limit."),
+            ge=0,
+            le=MBIT_MAX,
+            extra=_RATE_UNIT,
+        ),
     ] = 0.0
     disk_free_gb: Annotated[
         float,
         Meta(
             description=N_("Pause while less disk than this is free."),
             ge=0,
+            le=GIB_MAX,
             extra={"unit": "GiB"},
         ),
     ] = 1.0

@@ -179,7 +179,7 @@ def test_a_write_that_fails_leaves_the_old_file(
 
     monkeypatch.setattr("os.replace", full)
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(Configuration, match="no space left"):
         config.save(tmp_path / "config.toml", {"threads": 4})
     assert (tmp_path / "config.toml").read_text(encoding="utf-8") == WRITTEN
 
@@ -206,6 +206,25 @@ def test_any_text_survives_saving(
     config.save(path / "config.toml", {"device": device, "runs": tuple(runs)})
     settings = load(path).settings
     assert (settings.device, settings.runs) == (device, tuple(runs))
+
+
+def test_a_file_that_cannot_be_written_is_named_with_the_reason(tmp_path: Path) -> None:
+    missing = tmp_path / "absent" / "config.toml"
+    with pytest.raises(
+        Configuration, match=r"config\.toml cannot be written: no such file"
+    ) as told:
+        config.save(missing, {"threads": 2})
+    assert str(missing) in told.value.message
+
+
+@pytest.mark.parametrize("text", ["inf", "1e300", "nan"])
+def test_a_number_without_measure_is_refused_for_every_setting(tmp_path: Path, text: str) -> None:
+    numbers = [row.name for row in config.TABLE.rows() if isinstance(row.value, float)]
+    assert "memory_gb" in numbers
+    for name in numbers:
+        write(tmp_path, f"{name} = {text}\n")
+        with pytest.raises(Configuration, match=rf"{name}.*expected a number of at "):
+            load(tmp_path)
 
 
 def test_every_setting_is_described() -> None:
