@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 GATHER_S = 0.05  # tokens that come within this time are sent together
 AGAIN_S = 30.0  # wait before the next offer after an error
+FAILED_S = 120.0  # wait after a failure of this machine, which may come again
 UNVETTED_S = 600.0  # wait after the coordinator refused an offer
 CONTEXT_MAX = 1 << 20  # longest prompt that is answered, in tokens
 
@@ -76,6 +77,12 @@ class Answering:
                         "warning",
                     )
                 await self.place.life.clock.sleep(AGAIN_S)
+            except Exception as error:  # a full memory, or a fault of the workload
+                kind = type(error).__name__  # its text could quote the prompt
+                self.place.bus.notice(
+                    Sentence("a prompt was not answered: {error}", error=kind), "warning"
+                )
+                await self.place.life.clock.sleep(FAILED_S)
 
     def _free_device(self) -> LentDevice | None:
         if self.place.life.winding_up or self.choice.runs() is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from coordinator.accounts.authentication import Principal
 from coordinator.database import volunteers as store
@@ -23,10 +24,12 @@ from shared import decoding
 from shared.clock import SystemClock
 from shared.protocol.inference import NewKey
 from shared.protocol.transparency import Receipt
+from shared.workloads.gpt.workload import GptWorkload
 from tests.support.answering import Answering, answering
 from tests.support.local_coordinator import RUN
 from tests.support.local_volunteer import LocalMachine, Process
 from volunteer.account.record_check import check_receipt
+from volunteer.control import events
 
 TIERS = """
 [[serve.tiers]]
@@ -185,6 +188,28 @@ async def test_an_answer_goes_on_elsewhere_when_its_machine_dies(
             price = whole.usage.model_dump()["cost_micro"]
             assert 0 < await earned(made, "Cid") - before < price
         await made.sound()
+
+
+class Narrow(GptWorkload):
+    """A workload whose model does not fit the memory when it is to answer."""
+
+    @override
+    def decoder(self, *args: Any) -> Any:
+        raise MemoryError("out of memory")
+
+
+async def test_a_machine_that_fails_at_a_prompt_offers_itself_again(tmp_path: Path) -> None:
+    async with house(tmp_path) as made:
+        lent = LocalMachine(tmp_path / "Cid", made.home)
+        await lent.join("Cid")
+        narrow = lent.working(lambda name: Narrow(), serve=True)
+        async with narrow as process, process.eventually():
+            while not made.coordinator.answerers.waiting:
+                await asyncio.sleep(0.02)
+            assert (await ask(made)).choices[0].text  # by the organiser's machine, in its place
+            await process.until(events.Notice, lambda event: "MemoryError" in event.message)
+            while not made.coordinator.answerers.waiting:
+                await asyncio.sleep(0.02)
 
 
 async def test_a_machine_that_answers_with_other_words_is_suspended_and_not_paid(
