@@ -132,9 +132,10 @@ class Claimer:
         reply = await self.place.remote.api.claim(request)
         return reply.lease or reply.idle
 
-    async def accept(self, lease: Lease) -> LeaseInWork | IdleReason:
+    async def accept(self, lease: Lease, choice: WantedWork) -> LeaseInWork | IdleReason:
         """Store the lease and return it as a lease in work; return the reason why the device has no
-        lease if its result is stored already, the disk is full, or `max_tasks` is reached.
+        lease if it is not of the chosen work, its result is stored already, the disk is full, or
+        `max_tasks` is reached.
         """
         device, leases, holding = self.device.id, self.place.store.leases, self.place.held
         stored_lease = HeldLease(lease=lease, device=device, claim_id=leases.claim_id(device))
@@ -144,6 +145,15 @@ class Claimer:
             leases.forget_claim(device)
             return AT_ONCE
         work = LeaseInWork(stored_lease)
+        if not choice.takes(lease):
+            leases.forget_claim(device)
+            message = Sentence(
+                "the coordinator gave a task of {run} ({kind}), which was not asked for",
+                run=printable(lease.run, 64),
+                kind=printable(lease.job.kind, 64),
+            )
+            await self.ends.give_back(work, message, failed=False)
+            return IdleReason(reason="refused", message=message, wait_s=REFUSED_WAIT_S)
         try:
             leases.keep_claimed(stored_lease)
         except StorageFull as error:

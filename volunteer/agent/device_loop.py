@@ -208,7 +208,7 @@ class DeviceLoop:
             self.life.give_up(error)
             return UNWANTED
         if isinstance(answer, Lease):
-            return await self.claimer.accept(answer)  # may give the lease back
+            return await self.claimer.accept(answer, choice)  # may give the lease back
         return answer or AT_ONCE
 
     def _may_claim_now(self) -> bool:

@@ -10,6 +10,7 @@ from shared.errors import BadRequest
 from shared.nearest_name import nearest
 from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
+from shared.protocol.leases import Lease
 from shared.sentences import Sentence, plural
 from shared.text import printable
 from volunteer.agent.workplace import Workplace
@@ -30,6 +31,10 @@ class WantedWork(msgspec.Struct, frozen=True):
     runs: tuple[str, ...]  # () is any run
     kinds: tuple[str, ...]  # kinds of tasks
     short: str = ""  # reason why no run is possible: no run fits the device's memory
+
+    def takes(self, lease: Lease) -> bool:
+        """Return True if a lease is of this work; another run has perhaps no consent."""
+        return (not self.runs or lease.run in self.runs) and lease.job.kind in self.kinds
 
 
 class RunChoice:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import httpx
+import pytest
 from typing_extensions import override
 
 from shared.protocol.accounts import Device
@@ -68,6 +70,37 @@ async def test_a_machine_claims_the_work_that_its_owner_likes(tmp_path: Path) ->
             )
             claimed = await process.until(events.Claimed)
             assert (claimed.run, claimed.kind) == ("tiny", "train")
+
+
+class Heedless(httpx.AsyncBaseTransport):
+    """The way to a coordinator that gives work of any run and kind."""
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    @override
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/claims"):
+            claim = json.loads(await request.aread()) | {"runs": [], "kinds": ["train"]}
+            headers = {k: v for k, v in request.headers.items() if k != "content-length"}
+            content = json.dumps(claim).encode()
+            request = httpx.Request(request.method, request.url, headers=headers, content=content)
+        return await self._inner.handle_async_request(request)
+
+
+@pytest.mark.parametrize("chosen", [{"runs": ["other"]}, {"roles": ["play"]}])
+async def test_work_that_its_owner_did_not_choose_goes_back_without_a_yes_to_it(
+    tmp_path: Path, chosen: dict[str, list[str]]
+) -> None:
+    async with local_machine(tmp_path) as machine:
+        settings.save(machine.directories.config / "config.toml", chosen)
+        async with machine.working() as process:
+            process.network.inner = Heedless(process.network.inner)
+            told = await process.until(events.Idle, lambda event: event.reason == "refused")
+            assert "a task of tiny (train), which was not asked for" in told.message
+            assert any(seen.endswith("/release") for seen in process.network.seen)
+            assert not any("/begin" in seen or "/consent" in seen for seen in process.network.seen)
+            assert process.all(events.Claimed) == []
 
 
 class Together(httpx.AsyncBaseTransport):
