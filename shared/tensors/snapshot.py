@@ -32,7 +32,7 @@ from shared.tensors.shuffle import (
     unpack_bytes,
 )
 from shared.tensors.slices import Array, bf16_from_float, float_from_bf16
-from shared.tensors.spec import Schema, TensorSpec, grid
+from shared.tensors.spec import Schema, TensorSpec, grid, nbytes
 
 MAGIC = b"VSNAP\x00\x00\x01"
 LABEL = "a snapshot"
@@ -64,15 +64,17 @@ def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> 
     return WrittenFile(sha256=sha256.hexdigest(), size=size)
 
 
-def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> WrittenFile:
-    """Write a snapshot's weights as a tensor file; return its hash and size. Raises InvalidFrame,
-    StorageFull, OSError.
+def unpack_snapshot(path: Path, schema_sha256: str, weights: Path, most: int) -> WrittenFile:
+    """Write a snapshot's weights as a tensor file of at most `most` bytes; return its hash and
+    size. Raises InvalidFrame, StorageFull, OSError.
     """
     with ExitStack() as files:
         file = files.enter_context(path.open("rb"))
         if file.read(len(MAGIC)) != MAGIC:
             raise InvalidFrame("this is not a snapshot of weights")
         schema = _schema(read_piece(file, HEADER_BYTES_MAX, LABEL), schema_sha256)
+        if nbytes(schema) > most:  # a packed byte may become a thousand
+            raise InvalidFrame(f"a snapshot is of more than the {most:,} bytes of its weights")
         writer = files.enter_context(FrameWriter(weights, schema, sync=False))
         for spec in schema:
             kind = NUMPY["BF16"] if _rounded(spec) else NUMPY[spec.dtype]

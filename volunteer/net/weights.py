@@ -93,7 +93,7 @@ class Weights:
         size = manifest.weights.size
         if route.snapshot is not None:
             packed, into = files[route.snapshot.blob.sha256], self._cache.scratch_file(size)
-            written = unpack_snapshot(packed, manifest.schema_sha256, into)
+            written = unpack_snapshot(packed, manifest.schema_sha256, into, size)
             path = self._adopt(into, written, route.snapshot.weights)
         else:
             base = self._cache.find(route.base, size)

@@ -31,6 +31,7 @@ from shared.tensors.snapshot import MAGIC, unpack_snapshot, write_snapshot
 from shared.tensors.spec import WALK_ELEMENTS, Schema, TensorSpec
 from shared.tensors.update import Delta, inspect
 from tests.support.examples import examples
+from tests.support.small_disk import full_beyond
 
 INT8 = codec("int8")
 PLAIN = LinkSettings(codec=INT8, rounded=False)
@@ -115,7 +116,9 @@ def test_the_chain_and_the_snapshots_are_the_same_bits_over_200_versions(
         assert made == server.written
         assert held.read_bytes() == server.file("published").read_bytes()
         if server.rounded:
-            unpacked = unpack_snapshot(server.file("snapshot"), NAME, tmp_path / "unpacked")
+            unpacked = unpack_snapshot(
+                server.file("snapshot"), NAME, tmp_path / "unpacked", 1 << 20
+            )
             assert unpacked == server.written
             assert (tmp_path / "unpacked").read_bytes() == held.read_bytes()
         before.unlink()
@@ -280,7 +283,7 @@ def test_a_snapshot_keeps_zeros_and_signs(tmp_path: Path) -> None:
     weights["mean"] = np.array([1e-30, -0.0, 3.3, np.inf, 0, 1], "f4")
     weights["w"][0] = -0.0
     assert isinstance(write_snapshot(weights, MODEL, tmp_path / "packed"), WrittenFile)
-    unpack_snapshot(tmp_path / "packed", NAME, tmp_path / "back")
+    unpack_snapshot(tmp_path / "packed", NAME, tmp_path / "back", 1 << 20)
     found = tensors(tmp_path / "back")
     assert all(found[name].tobytes() == weights[name].tobytes() for name in weights)
 
@@ -300,13 +303,24 @@ def test_a_damaged_snapshot_is_refused_and_leaves_nothing(packed: Path, tmp_path
     for what, bytes_ in damaged(data):
         (tmp_path / "damaged").write_bytes(bytes_)
         with pytest.raises(InvalidFrame):
-            unpack_snapshot(tmp_path / "damaged", NAME, tmp_path / "out")
+            unpack_snapshot(tmp_path / "damaged", NAME, tmp_path / "out", 1 << 20)
         assert not list(tmp_path.glob("*out*")), what
 
 
 def test_a_snapshot_of_another_model_is_refused(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidFrame, match="another model"):
-        unpack_snapshot(packed, "0" * 64, tmp_path / "out")
+        unpack_snapshot(packed, "0" * 64, tmp_path / "out", 1 << 20)
+
+
+def test_a_snapshot_of_more_bytes_than_its_weights_is_refused_unwritten(tmp_path: Path) -> None:
+    schema = (TensorSpec("w", (1 << 24,)),)
+    packed = tmp_path / "packed"
+    write_snapshot({"w": np.zeros(1 << 24, "f4")}, schema, packed)
+    assert packed.stat().st_size < 1 << 18
+    name = digest(canonical(schema))
+    with full_beyond(1 << 16), pytest.raises(InvalidFrame, match="more than the 1,000 bytes"):
+        unpack_snapshot(packed, name, tmp_path / "out", 1000)
+    assert list(tmp_path.iterdir()) == [packed]
 
 
 def test_writing_and_following_a_link_hold_no_large_part_of_a_tensor(tmp_path: Path) -> None:
