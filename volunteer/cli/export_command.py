@@ -17,6 +17,7 @@ import msgspec
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+from shared.errors import BadRequest
 from shared.programs.interrupts import interrupt_on_end_signals
 from shared.programs.progress_line import ProgressLine
 from shared.sentences import Sentence
@@ -67,12 +68,12 @@ def export(
         bool, Parameter(help="Train the copy further on your data; it stays here.", negative="")
     ] = False,
     passes: Annotated[
-        int,
+        int | None,
         Parameter(
-            help="With --tune: how often it goes through your data.",
+            help="With --tune: how often it goes through your data (default: once).",
             validator=Number(gte=1, lte=PASSES_MAX),
         ),
-    ] = 1,
+    ] = None,
     version: Annotated[
         int | None, Parameter(help="Version; default: the newest.", validator=Number(gte=0))
     ] = None,
@@ -88,6 +89,8 @@ def export(
     from volunteer.cli.start import identity_of
     from volunteer.settings import settings
 
+    if passes is not None and not tune:
+        raise BadRequest(Sentence("--passes is for --tune, which trains the copy on your data"))
     places = settings.directories(profile=profile)
     options = settings.load(path=places.config / "config.toml").settings
     choice = VersionChoice(
@@ -97,7 +100,7 @@ def export(
         public_key=identity_of(places).public_key,
         enabled=options.workloads,
     )
-    export = _Export(places, options, choice, passes=passes if tune else 0)
+    export = _Export(places, options, choice, passes=(passes or 1) if tune else 0)
     with interrupt_on_end_signals(), _progress(silent=json) as watch:
         home_copy = export.carry_out(to, watch)
     if json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 
-from shared.errors import VolunteerError
+from shared.errors import BadRequest, VolunteerError
 from shared.programs.help_groups import add_help, group
 from shared.programs.silence_watch import watch_silence
 from shared.sentences import Sentence
@@ -92,6 +92,8 @@ def start(
     profile: Profile = "",
 ) -> int:
     """Train. Joins first where VOLUNTEER_JOIN holds a link."""
+    if json and not no_ui:
+        raise BadRequest(Sentence("--json is for --no-ui: the screen prints no events"))
     flags: dict[str, object] = dict(_pair(text) for text in set_)
     overrides = {"device": device, "threads": threads, "runs": run, "max_tasks": max_tasks}
     overrides |= {"ascii": ascii, "language": language}
@@ -434,7 +436,6 @@ async def _status(control: Control) -> Status:
 
 
 def _pair(text: str) -> tuple[str, object]:
-    from shared.errors import BadRequest
     from volunteer.settings.settings import TABLE
 
     name, equals, value = text.partition("=")

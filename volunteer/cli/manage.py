@@ -53,6 +53,10 @@ def install(
     """Install a service, start it, and print how to watch it."""
     from shared.network.links import parse_link
 
+    if join and not system:
+        raise BadRequest(
+            Sentence("--join is for --system: your own service needs `volunteer join LINK` first")
+        )
     if join:
         parse_link(join)
     service_files = _service_of(system, join, profile)

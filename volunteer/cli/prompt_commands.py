@@ -207,6 +207,8 @@ def generate(
     profile: Profile = "",
 ) -> int:
     """Let the model continue a text, or an image run draw; the price is printed at the end."""
+    if json and output is not None:
+        raise BadRequest(Sentence("--json prints the picture itself: leave --output out"))
     from shared.protocol.endpoints import MODEL
     from shared.protocol.inference import ImageReply
 
@@ -231,7 +233,7 @@ def generate(
 
     reply = ask_account(profile, ask)
     if isinstance(reply, ImageReply):
-        return _output_drawing(reply, model, None if json else output, json=json)
+        return _output_drawing(reply, model, output, json=json)
     completion, used = reply
     if json:
         return print_json({"model": model, "text": completion, "usage": used})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from volunteer.cli.main import run_command
@@ -57,3 +59,26 @@ def test_a_mistake_gets_one_sentence(
     assert said.err.startswith("volunteer: ")
     assert says in said.err
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--json", "--json is for --no-ui"),
+        ("service install --show --join https://a.example/join", "--join is for --system"),
+        ("generate digits --json --output drawn.png", "leave --output out"),
+        ("export ward --passes 3", "--passes is for --tune"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    line: str,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("VOLUNTEER_HOME", str(tmp_path))
+    assert run_command(line.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert says in said.err
