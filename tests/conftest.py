@@ -23,7 +23,11 @@ from hypothesis import settings
 from shared.programs import gc_freeze
 from tests.support.examples import EXAMPLES, PROFILE
 
-pytest_plugins = ["tests.support.databases", "tests.support.wayward_store"]  # real servers
+pytest_plugins = [
+    "tests.support.databases",  # real servers
+    "tests.support.lock_order",
+    "tests.support.wayward_store",
+]
 
 for profile, count in EXAMPLES.items():
     settings.register_profile(profile, deadline=None, print_blob=True, max_examples=count)

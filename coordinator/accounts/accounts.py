@@ -567,15 +567,12 @@ def _gone() -> NotFound:
 
 
 def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
-    row = store.by_id(conn, volunteer_id)
-    if row is None:
-        raise _gone()
+    row = store.locked(conn, volunteer_id)
     if row.state == "forgotten":
         return row.nickname
     name = nicknames.pseudonym(secret_codes.new_code(8).replace("-", "").lower())
     store.forget(conn, row.id, name, nicknames.skeleton(name), now)
     suspension.set_forgotten_aside(conn, row.id, now)
-    member_rows.forget(conn, row.id, now)
     record.append(conn, actor, "volunteer.forget", row.id, "", now)
     return name
 

@@ -85,6 +85,7 @@ class Reversals:
         left.
         """
         now = self._clock.now()
+        store.locked(conn, volunteer_id)
         rows = contributions.good_of(conn, volunteer_id, since, after, BATCH)
         for row in rows:
             if row.state == "accepted":
@@ -98,8 +99,10 @@ class Reversals:
 
 
 def _paid(conn: Connection, number: int) -> ContributionRow:
-    """Return a contribution that was paid, locked. Raises NotFound, Conflict."""
+    """Return a contribution that was paid, its account locked. Raises NotFound, Conflict."""
     try:
+        row = contributions.by_id(conn, number)
+        store.locked(conn, row.volunteer_id)
         row = contributions.by_id(conn, number, lock=True)
     except NotFound:
         raise NotFound(f"there is no contribution {number}") from None

@@ -55,8 +55,10 @@ def ban(conn: Connection, row: VolunteerRow, reason: str, now: float) -> str:
     """
     detail = {"reason": record.reason(conn, row.id, reason)} if reason else ""
     _set_state(conn, row, "banned", detail, now)
-    _set_aside_paid(conn, contributions.accepted_of(conn, row.id), BANNED.message, now)
+    waiting = contributions.accepted_of(conn, row.id)
+    _set_aside(conn, waiting, BANNED.message, now)
     member_rows.withdraw_all(conn, row.id, now)  # also cancels tasks returned just now
+    escrow.pay(conn, waiting, now)
     return row.id
 
 
@@ -76,19 +78,13 @@ def _set_state(
 
 
 def set_forgotten_aside(conn: Connection, volunteer_id: str, now: float) -> None:
-    """Set aside, and pay, the updates of a forgotten account that wait for a merge in runs on
-    members' data.
+    """Withdraw the data of a forgotten account; set aside, and pay, its updates that wait for a
+    merge in runs on members' data.
     """
     waiting = contributions.accepted_at_home(conn, volunteer_id)
-    _set_aside_paid(conn, waiting, FORGOTTEN.message, now)
-
-
-def _set_aside_paid(
-    conn: Connection, waiting: Sequence[ContributionRow], message: str, now: float
-) -> None:
-    _set_aside(conn, waiting, message, now)
-    # now, since no later draw of the account may free it
-    escrow.free_proven_pay(conn, escrow.pay(conn, waiting, now), now)
+    _set_aside(conn, waiting, FORGOTTEN.message, now)
+    member_rows.forget(conn, volunteer_id, now)  # also cancels tasks returned just now
+    escrow.pay(conn, waiting, now)
 
 
 def _set_aside(

@@ -149,12 +149,15 @@ class Audits(PlatformService):
     ) -> None:
         """Record the verdict on an answer, put its pay at stake, and store its sums."""
         now = self._clock.now()
+        row = contributions.by_id(conn, contribution_id)
+        if (audit := audits.by_task(conn, row.task_id)) is None:
+            return
+        # the auditor may be banned in this moment; `settle` changes the audited account
+        accounts.lock(conn, {row.volunteer_id, audit.volunteer_id})
         row = contributions.by_id(conn, contribution_id, lock=True)
         audit = audits.by_task(conn, row.task_id, lock=True)
         if row.state != "checking" or audit is None:
             return  # another replica was faster
-        # the auditor may be banned in this moment; `settle` locks the audited account
-        accounts.lock(conn, {row.volunteer_id, audit.volunteer_id})
         judgement = Judgement(state="accepted", message=THANKS)
         account = accounts.existing(conn, row.volunteer_id)
         if sums is None:

@@ -14,6 +14,7 @@ run is at fault, and pauses itself after a few.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from coordinator.accounts.suspension import suspend
@@ -80,9 +81,10 @@ def settle(
     if after.state != before.state:
         (accounts.vet if after.state == "vetted" else accounts.doubt)(conn, account.id)
     if result == "passed":
+        late = _admit(conn, account, now)
         if not account.invited:
             _charge(conn, account, contribution, share, now)
-        release(conn, account, now)
+        _free(conn, account, late, now)
     return True
 
 
@@ -96,7 +98,7 @@ def _count_unproven(conn: Connection, account: VolunteerRow, result: Result, now
 
 def _blame_run(conn: Connection, row: RecomputeRow, now: float) -> None:
     """Pause a run if recomputes repeated the refusals of several of its updates."""
-    run = runs.by_id(conn, row.run_id, lock=True)
+    run = runs.by_id(conn, row.run_id)
     since = versions.get(conn, run.id, run.head).created_at
     repeated = recomputes.repeated_refusals(conn, run.id, since)
     accepted = contributions.accepted_since(conn, run.id, since)
@@ -143,10 +145,16 @@ def release(conn: Connection, account: VolunteerRow, now: float) -> None:
     """Free the pay that the passed draws of an account prove, and let its updates before the oldest
     open draw be merged.
     """
+    _free(conn, account, _admit(conn, account, now), now)
+
+
+def _free(
+    conn: Connection, account: VolunteerRow, late: Sequence[ContributionRow], now: float
+) -> None:
+    """Pay superseded updates, and free the pay that the passed draws of an account prove."""
+    escrow.pay(conn, late, now)
     proven = recomputes.proven(conn, account.id, account.unproved_to)
     escrow.free(conn, account.id, proven, escrow.bond_and_debt(conn, account), now)
-    for row in contributions.unproven_of(conn, account.id, proven.before):
-        _admit(conn, row, now)
 
 
 def bond_of(account: VolunteerRow) -> int:
@@ -166,16 +174,22 @@ def _charge(
     debts.charge(conn, account.id, row.id, debt_micro, why, now)
 
 
-def _admit(conn: Connection, row: ContributionRow, now: float) -> None:
-    """Release a proven update for merging, unless it is too old by now."""
-    run = runs.by_id(conn, row.run_id)
-    plan = definition(run).plan
-    weight = 0.0
-    if row.kind == plan.update:
-        weight = staleness_weight(plan, run.head - row.base_version)
-    if weight > 0.0:
-        contributions.proved(conn, row.id, weight)
-        return
-    message = f"version {run.head} was merged before its proof ended; {PAID}"
-    verdicts.decide(conn, row, "superseded", now=now, message=message)
-    escrow.pay(conn, [row], now)
+def _admit(conn: Connection, account: VolunteerRow, now: float) -> list[ContributionRow]:
+    """Release the updates of an account before its oldest open draw for merging; supersede those
+    that are too old by now, and return them.
+    """
+    late: list[ContributionRow] = []
+    before = recomputes.proven(conn, account.id, account.unproved_to).before
+    for row in contributions.unproven_of(conn, account.id, before):
+        run = runs.by_id(conn, row.run_id)
+        plan = definition(run).plan
+        weight = 0.0
+        if row.kind == plan.update:
+            weight = staleness_weight(plan, run.head - row.base_version)
+        if weight > 0.0:
+            contributions.proved(conn, row.id, weight)
+            continue
+        message = f"version {run.head} was merged before its proof ended; {PAID}"
+        verdicts.decide(conn, row, "superseded", now=now, message=message)
+        late.append(row)
+    return late

@@ -258,10 +258,15 @@ class Recomputes(PlatformService):
             measured = msgspec.json.encode(msgspec.structs.replace(figures, sums=b"")).decode()
         messages = message, measured
 
-        def write(conn: Connection) -> bool:
+        def write(conn: Connection) -> bool | None:
             now = self._clock.now()
+            runs.by_id(conn, row.run_id, lock=True)
             # read again, since an audit may have been answered meanwhile
+            owners = (recomputes.get(conn, row.contribution_id) or row).accounts
+            accounts.lock(conn, owners)
             recompute = recomputes.get(conn, row.contribution_id, lock=True)
+            if recompute is None or recompute.accounts != owners:
+                return None if recompute else False
             # its training diverges or drifts: the task proves nothing, whoever did it
             if result == "unproven" and (
                 figures is None or recompute_result.drifts_too_far(figures)
@@ -271,11 +276,14 @@ class Recomputes(PlatformService):
                 ended = settle(conn, row, result, messages, now, share)
             if not ended:
                 return False
-            if recompute is not None and recompute.answer_id is not None:
+            if recompute.answer_id is not None:
                 audits.judge(conn, recompute, figures, result, now)
             return True
 
-        if await self._db.write(write):
+        ended = None
+        while ended is None:  # an audit was answered before its auditor was locked
+            ended = await self._db.write(write)
+        if ended:
             note = log.info if result == "passed" else log.warning
             note("recompute", contribution=row.contribution_id, result=result, reason=message)
             # an update that waited for its proof may be merged
@@ -292,7 +300,7 @@ def _without_verdict(
     """
     if not end_without_verdict(conn, row, messages, now):
         return False
-    run = runs.by_id(conn, row.run_id, lock=True)
+    run = runs.by_id(conn, row.run_id)
     most = max(1, decode(row.work, StoredCase).job.steps // 2)
     if not run.steps_provable or most < run.steps_provable:
         runs.set_values(conn, run.id, steps_provable=most)

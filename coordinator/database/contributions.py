@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, get_args
 from typing import cast as cast_type
 
@@ -78,8 +78,12 @@ _IS_UPDATE = one_of(_C.kind, UPDATES)
 _TO_MERGE = sa.and_(equals(_C.run_id), _C.state == "accepted", _IS_UPDATE)
 LEFT_OVER_MAX = 1000  # contributions of a batch
 _LEFT_OVER = (
-    sa.select(contributions).where(_TO_MERGE).order_by(*_MERGE_ORDER).limit(sa.bindparam("most"))
+    sa.select(contributions)
+    .where(_TO_MERGE, among(_C.volunteer_id, "owners"))
+    .order_by(*_MERGE_ORDER)
+    .limit(sa.bindparam("most"))
 )
+_LEFT_OVER_OWNERS = sa.select(_C.volunteer_id).where(_TO_MERGE).distinct()
 _ROLLBACK, _KEPT = versions.alias("rollback"), versions.alias("kept")
 # A rollback after the base reverted it: no version from the base up to the rollback has the weights
 # that the rollback brought back.
@@ -197,10 +201,17 @@ def waiting_accounts(conn: sa.Connection, run_id: int, limit: int) -> frozenset[
     return frozenset(conn.execute(_WAITING_ACCOUNTS, values).scalars())
 
 
-def left_over(conn: sa.Connection, run_id: int) -> list[ContributionRow]:
-    """Return accepted updates in merge order, including updates that wait for their recompute."""
-    rows = conn.execute(_LEFT_OVER, {"where_run_id": run_id, "most": LEFT_OVER_MAX}).mappings()
-    return [_row(row) for row in rows]
+def left_over_owners(conn: sa.Connection, run_id: int) -> frozenset[str]:
+    """Return the accounts of a run's accepted updates, as in `left_over`."""
+    return frozenset(conn.execute(_LEFT_OVER_OWNERS, {"where_run_id": run_id}).scalars())
+
+
+def left_over(conn: sa.Connection, run_id: int, owners: Collection[str]) -> list[ContributionRow]:
+    """Return accepted updates of accounts in merge order, including updates that wait for their
+    recompute.
+    """
+    values = {"where_run_id": run_id, "owners": sorted(owners), "most": LEFT_OVER_MAX}
+    return [_row(row) for row in conn.execute(_LEFT_OVER, values).mappings()]
 
 
 _SET_UNPROVEN = sa.update(contributions).where(equals(_C.id)).values(unproven=sa.bindparam("waits"))

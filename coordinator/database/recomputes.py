@@ -8,7 +8,7 @@ capacity, so that an account with one passed draw does not wait behind a crowd o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from typing import Literal
 
@@ -73,6 +73,11 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
     sums: bytes | None
     agrees: bool | None
     refusal: str = ""
+
+    @property
+    def accounts(self) -> set[str]:
+        """Return the accounts that its result concerns: the worker's, and an auditor's."""
+        return {self.volunteer_id, self.auditor_id} - {""}
 
 
 class StoredCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -343,6 +348,24 @@ def proven(conn: sa.Connection, volunteer_id: str, after: int) -> Proven:
     values = {"where_volunteer_id": volunteer_id, "after": after, "before": before}
     last = int(conn.execute(_PROVEN_TO, values).scalar() or 0)
     return Proven(after=after, last=last, before=before)
+
+
+_PROVEN_OWNERS = (
+    sa.select(contributions.c.volunteer_id)
+    .where(among(contributions.c.id, "ids"))
+    .where(
+        sa.exists()
+        .where(_R.volunteer_id == contributions.c.volunteer_id, _R.state == "done")
+        .where(_R.result == "passed", _IS_DRAW, _R.contribution_id >= contributions.c.id)
+    )
+    .distinct()
+    .order_by(contributions.c.volunteer_id)
+)
+
+
+def proven_owners(conn: sa.Connection, ids: Sequence[int]) -> list[str]:
+    """Return the accounts of contributions with a passed draw of the same or a later one."""
+    return list(conn.execute(_PROVEN_OWNERS, {"ids": ids}).scalars()) if ids else []
 
 
 def passed_of(conn: sa.Connection, row: ContributionRow, most: int) -> list[str]:

@@ -379,22 +379,19 @@ def model_of(conn: Connection, worker_id: str, device: str) -> str:
     return next((d.name for d in decode(text, Hardware).devices if d.id == device), "")
 
 
-_EXCLUSION = (
-    select(_V.id, _V.state, _V.standing)
-    .where(among(_V.id, "ids"))
-    .order_by(_V.id)
-    .with_for_update(key_share=True)
-)
+_LOCK = select(_V.id).where(among(_V.id, "ids")).order_by(_V.id).with_for_update(key_share=True)
 
 
-def lock(conn: Connection, ids: Collection[str]) -> dict[str, tuple[str, str]]:
-    """Lock accounts until the transaction ends, all in one order, which avoids deadlocks. Return
-    their states and standings by then; nothing on SQLite, where a single writer waits for nobody.
+def lock(conn: Connection, ids: Collection[str]) -> None:
+    """Lock accounts until the transaction ends; SQLite's single writer waits for nobody.
+
+    All transactions lock rows in one order, so that no two of them wait for each other: first runs,
+    then the accounts of all work that they change, by id, then contributions, recomputes, merges
+    and tasks, and last the accounts of the ledger. `tests/support/lock_order.py` checks each
+    transaction.
     """
-    if not ids or conn.dialect.name != "postgresql":
-        return {}
-    rows = conn.execute(_EXCLUSION, {"ids": sorted(ids)})
-    return {row.id: (row.state, row.standing) for row in rows}
+    if ids and conn.dialect.name == "postgresql":
+        conn.execute(_LOCK, {"ids": sorted(ids)})
 
 
 _COUNT = (

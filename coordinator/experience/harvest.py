@@ -133,8 +133,8 @@ class Harvest(PlatformService):
         sha256 = await self._blobs.put_bytes(inspection.data) if inspection.data else ""
 
         def write(conn: Connection) -> None:
+            self._decide(conn, row, case, inspection, sha256)
             contributions.checked(conn, row.id, seconds)
-            self._decide(conn, row.id, case, inspection, sha256)
 
         await self._db.write(write)
 
@@ -154,13 +154,14 @@ class Harvest(PlatformService):
     def _decide(
         self,
         conn: Connection,
-        contribution_id: int,
+        row: ContributionRow,
         case: HarvestCase,
         inspection: Inspection,
         sha256: str,
     ) -> None:
         now = self._clock.now()
-        row = contributions.by_id(conn, contribution_id, lock=True)
+        account = accounts.locked(conn, row.volunteer_id)  # may be banned in this moment
+        row = contributions.by_id(conn, row.id, lock=True)
         if row.state != "checking":
             return  # another replica decided it
         run = runs.by_id(conn, row.run_id)
@@ -169,7 +170,6 @@ class Harvest(PlatformService):
         judgement = judge(case, inspection, run.state)
         if judgement.state == "accepted" and case.drawn:
             judgement = self._with_earlier(conn, row, run, inspection) or judgement
-        account = accounts.locked(conn, row.volunteer_id)  # may be banned in this moment
         judgement = excluded(judgement, account.state, account.standing)
         verdicts.decide(
             conn,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -260,25 +260,24 @@ class Intake(PlatformService):
         return Batcher(self._decide_all, BATCH_MAX, key=lambda each: each[0].volunteer_id)
 
     async def _decide_all(self, asked: Sequence[_Measured]) -> list[None]:
-        run_id, measured = asked[0][0].run_id, {row.id: measurement for row, measurement in asked}
-        if await self._db.write(lambda conn: self._decide(conn, run_id, measured)):
+        run_id = asked[0][0].run_id
+        if await self._db.write(lambda conn: self._decide(conn, run_id, asked)):
             self._recomputes.wake()
         return [None] * len(asked)
 
-    def _decide(self, conn: Connection, run_id: int, measured: Mapping[int, Measurement]) -> bool:
+    def _decide(self, conn: Connection, run_id: int, asked: Sequence[_Measured]) -> bool:
         """Decide measured contributions of a run in one transaction; return True if a recompute was
         ordered.
         """
-        now = self._clock.now()
-        # The rows are locked: after a restart both the sender and the recheck may decide.
-        rows = contributions.undecided(conn, measured)
+        now, measured = self._clock.now(), {row.id: measurement for row, measurement in asked}
         if self._abouts[run_id].plan.in_flight == "redo":  # the head must not change any more
             runs.by_id(conn, run_id, lock=True)
+        # their standings are read below: they may be suspended or banned while this waits for them
+        accounts.lock(conn, {row.volunteer_id for row, _ in asked})
+        # The rows are locked: after a restart both the sender and the recheck may decide.
+        rows = contributions.undecided(conn, measured)
         backgrounds = submissions.backgrounds(conn, rows)
         tasks_by_row = submissions.tasks_of(conn, rows)
-        # locked before draws are counted; while this waited for the lock, an account may have been
-        # suspended or banned
-        exclusions = accounts.lock(conn, {row.volunteer_id for row in rows})
         judged: list[tuple[ContributionRow, Judgement]] = []
         most = COHORT_ROWS * validation.COHORT
         peers = {
@@ -289,9 +288,9 @@ class Intake(PlatformService):
         for row in rows:
             background, task = backgrounds[row.id], tasks_by_row.get(row.id)
             judgement = _judge(row, background, measured[row.id], peers[row.kind])
-            account = background.state, background.standing
-            state, standing = exclusions.get(row.volunteer_id, account)
-            judgement = validation.excluded(judgement, state, standing, at_members=at_members)
+            judgement = validation.excluded(
+                judgement, background.state, background.standing, at_members=at_members
+            )
             # a cancelled task: its run ended after the row was read
             if judgement.state == "accepted" and task is not None and task.state == "cancelled":
                 judgement = validation.TOO_LATE

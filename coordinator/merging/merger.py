@@ -34,8 +34,8 @@ from coordinator.database import (
     versions,
 )
 from coordinator.database import merge_jobs as part_rows
+from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.ledger import escrow
 from coordinator.database.members import member_rows
 from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
@@ -180,9 +180,7 @@ class Merger(PlatformService):
             return False
         seconds = self._clock.monotonic() - started
         try:
-            spent, at_stake = await self._db.write(
-                lambda conn: self._commit(conn, job, content, draft)
-            )
+            spent = await self._db.write(lambda conn: self._commit(conn, job, content, draft))
         except Conflict as error:
             return await self._overtaken(job, error)
         self.durations.add(seconds)
@@ -198,11 +196,6 @@ class Merger(PlatformService):
         )
         for topic in (f"run:{job.run.id}", "versions", "queue"):
             self._signals.notify(topic)
-        if at_stake:
-            # in a transaction of its own: accounts must be locked before their ledger rows, which
-            # the merge's transaction has locked
-            free = partial(escrow.free_proven_pay, volunteer_ids=at_stake, now=self._clock.now())
-            await self._db.write(free)
         return True
 
     async def _overtaken(self, job: MergeJob, error: Conflict) -> bool:
@@ -256,7 +249,8 @@ class Merger(PlatformService):
         recipe = recipe or self._fresh(conn, run, live)
         if not recipe.mixes_enough:  # waiting updates began at a version that a rollback reverted
             cause = "its base was reverted by a rollback"
-            settlement.leave_behind(conn, run, run.head, cause, self._clock.now())
+            owners = settlement.lock_accounts(conn, run, run.head)
+            settlement.leave_behind(conn, run, run.head, owners, cause, self._clock.now())
             return None
         bid = merges.Bid(
             run_id=run_id,
@@ -369,17 +363,16 @@ class Merger(PlatformService):
 
     def _commit(
         self, conn: Connection, job: MergeJob, content: Content, draft: VersionDraft
-    ) -> tuple[SpentFiles, frozenset[str]]:
+    ) -> SpentFiles:
         """Commit version, head, contributions and credits in one transaction; return the files of
-        the parts, and the accounts whose pay is at stake. Raises Conflict if another process was
-        faster.
+        the parts. Raises Conflict if another process was faster.
         """
-        now = self._clock.now()
-        run = runs.by_id(conn, job.run.id, lock=True)  # before the merge, as in `_lease`
+        now, progress = self._clock.now(), job.recipe.progress
+        run = runs.by_id(conn, job.run.id, lock=True)
+        owners = settlement.lock_accounts(conn, run, progress.version, job.rows)
         terms = _json(msgspec.structs.replace(job.recipe.terms, noise_key=""))
         if not merges.end(conn, job.merge, "committed", now, terms=terms):
             raise Conflict("the merge was taken over")
-        progress = job.recipe.progress
         moved = run.state == "running" and runs.set_head(
             conn,
             run.id,
@@ -402,9 +395,8 @@ class Merger(PlatformService):
             "update_norm": draft.norm,
         }
         self._runs.add_version(conn, run, content, progress, values)
-        at_stake = escrow.pay(conn, job.rows, now)
-        settlement.overtake(conn, run, progress.version, now)
-        return spent, at_stake
+        settlement.overtake(conn, run, progress.version, job.rows, owners, now)
+        return spent
 
     async def _failed(self, job: MergeJob, error: Exception) -> None:
         """Count a failure; after the second, set aside the contributions that cause it and merge
@@ -433,6 +425,7 @@ class Merger(PlatformService):
 
         def note(conn: Connection) -> SpentFiles:
             now = self._clock.now()
+            accounts.lock(conn, {row.volunteer_id for row, _ in culprits})
             ours = merges.end(
                 conn, job.merge, "failed", now, failures=failures, message=message[:2000]
             )

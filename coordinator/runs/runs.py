@@ -28,7 +28,7 @@ from coordinator.database.runs import RunRow
 from coordinator.plan import privacy
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import run_file, run_file_help
-from coordinator.runs import publishing
+from coordinator.runs import publishing, settlement
 from coordinator.runs.definition import (
     Definition,
     check_mixing,
@@ -42,7 +42,6 @@ from coordinator.runs.definition import (
 )
 from coordinator.runs.export import check_source, check_tokenizers, imported
 from coordinator.runs.queries import RunQueries
-from coordinator.runs.settlement import leave_behind, settle_accepted
 from coordinator.runs.standstills import ThisServer
 from coordinator.runs.version_files import Content, Surroundings, TrainingProgress, write_weights
 from coordinator.runs.version_files import sign as sign_version
@@ -453,8 +452,7 @@ class Runs(PlatformService):
             values = {"ended_at": now} if state == "completed" else {}
             runs.move(conn, row, state, runs.StateChange(at=now, reason=reason), **values)
             if state == "completed":
-                settle_accepted(conn, row.id, now)
-                tasks.cancel_run(conn, row.id, now)
+                settlement.close(conn, row.id, now)
             record.append(conn, "organiser", action, name, reason, now)
             return runs.by_id(conn, row.id)
 
@@ -499,9 +497,10 @@ class Runs(PlatformService):
             )
             if not moved:
                 raise Conflict(f'"{name}" got another version meanwhile: look at it, then retry')
+            owners = settlement.lock_accounts(conn, run, run.head + 1)
             tasks.recall(conn, run.id, above=to)
             cause = f"its base was reverted by a rollback to version {to}"
-            leave_behind(conn, run, run.head + 1, cause, now)
+            settlement.leave_behind(conn, run, run.head + 1, owners, cause, now)
             record.append(conn, "organiser", "run.rollback", name, detail, now)
             return runs.by_id(conn, run.id)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from coordinator.database import contributions, submissions, tasks, verdicts
+from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import RunRow
@@ -62,33 +64,68 @@ def put_back(
     )
 
 
-def overtake(conn: Connection, run: RunRow, head: int, now: float) -> None:
-    """Settle the contributions that a new version overtakes: updates that no later merge can use
-    are superseded and paid, and their ranges are done again.
+def lock_accounts(
+    conn: Connection, run: RunRow, head: int, rows: Sequence[ContributionRow] = ()
+) -> frozenset[str]:
+    """Lock the accounts of `rows`, and of the updates that no merge into version `head` or a later
+    version can use; return them. The run is locked.
+    """
+    owners = frozenset(row.volunteer_id for row in (*rows, *_left_behind(conn, run, head)))
+    accounts.lock(conn, owners)
+    return owners
+
+
+def overtake(
+    conn: Connection,
+    run: RunRow,
+    head: int,
+    merged: Sequence[ContributionRow],
+    owners: Collection[str],
+    now: float,
+) -> None:
+    """Pay the contributions that a new version merged, and those of locked accounts that it
+    overtakes: updates that no later merge can use are superseded, and their ranges are done again.
 
     If the plan cancels leases, workers on an older version are told to stop.
     """
     plan = definition(run).plan
     if plan.in_flight == "cancel":
         tasks.overtake(conn, run.id, head=head)
-    leave_behind(conn, run, head, f"version {head} was merged without it", now)
+    late = _supersede(conn, run, head, owners, f"version {head} was merged without it", now)
+    escrow.pay(conn, [*merged, *late], now)
 
 
-def leave_behind(conn: Connection, run: RunRow, head: int, why: str, now: float) -> None:
-    """Supersede and pay the updates that no merge into version `head` or a later version can
-    use.
+def leave_behind(
+    conn: Connection, run: RunRow, head: int, owners: Collection[str], why: str, now: float
+) -> None:
+    """Supersede and pay the updates of locked accounts that no merge into version `head` or a later
+    version can use.
     """
-    plan = definition(run).plan
-    late = contributions.left_behind(conn, run.id, head - plan.max_staleness, plan.update)
+    escrow.pay(conn, _supersede(conn, run, head, owners, why, now), now)
+
+
+def _supersede(
+    conn: Connection, run: RunRow, head: int, owners: Collection[str], why: str, now: float
+) -> list[ContributionRow]:
+    late = [row for row in _left_behind(conn, run, head) if row.volunteer_id in owners]
     for row in late:
         verdicts.decide(conn, row, "superseded", now=now, message=f"{why}; {PAID}")
-    escrow.pay(conn, late, now)
+    return late
 
 
-def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
-    """Supersede and pay an ended run's accepted, unmerged contributions; return their number."""
-    count = 0
-    while rows := contributions.left_over(conn, run_id):  # one batch at a time
+def _left_behind(conn: Connection, run: RunRow, head: int) -> list[ContributionRow]:
+    plan = definition(run).plan
+    return contributions.left_behind(conn, run.id, head - plan.max_staleness, plan.update)
+
+
+def close(conn: Connection, run_id: int, now: float) -> int:
+    """Cancel the open tasks of an ended, locked run; supersede and pay its accepted, unmerged
+    contributions, and return their number.
+    """
+    owners = contributions.left_over_owners(conn, run_id)
+    accounts.lock(conn, owners)
+    late: list[ContributionRow] = []
+    while rows := contributions.left_over(conn, run_id, owners):  # one batch at a time
         for row in rows:
             verdicts.decide(
                 conn,
@@ -97,6 +134,7 @@ def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
                 now=now,
                 message=f"the run ended before the next merge; {PAID}",
             )
-        escrow.pay(conn, rows, now)
-        count += len(rows)
-    return count
+        late += rows
+    tasks.cancel_run(conn, run_id, now)  # the tasks that were returned just now, too
+    escrow.pay(conn, late, now)
+    return len(late)

@@ -209,8 +209,9 @@ class Renewals:
 def _store(
     conn: Connection, renewals: Sequence[Renewal], signs: Sequence[LifeSign]
 ) -> list[TaskRow]:
-    heartbeats.seen(conn, signs)
-    return heartbeats.renew(conn, renewals)
+    held = heartbeats.renew(conn, renewals)
+    heartbeats.seen(conn, signs)  # after the tasks, as in a release
+    return held
 
 
 def _line(lease: _HeldLease) -> Renewal:

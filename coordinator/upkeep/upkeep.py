@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,9 @@ from coordinator.database.members import member_rows
 from coordinator.database.unreferenced_blobs import SWEEPER_S
 from coordinator.experience.replay import opponents
 from coordinator.platform import Platform, PlatformService
+from coordinator.runs import settlement
 from coordinator.runs.definition import definition
 from coordinator.runs.run_ends import why_end
-from coordinator.runs.settlement import settle_accepted
 from coordinator.storage.blobs import in_pool
 from coordinator.upkeep.store_mark import RENEW_S
 from shared.clock import machine_time
@@ -104,7 +105,7 @@ class Upkeep(PlatformService):
         due = await self._db.read(self._due_to_end)
         if not due:
             return 0
-        ended = await self._db.write(lambda conn: [self._end(conn, run_id) for run_id in due])
+        ended = [await self._db.write(partial(self._end, run_id=run_id)) for run_id in due]
         for run_id in due:
             for topic in (f"run:{run_id}", "runs", "queue", "versions"):
                 self._signals.notify(topic)
@@ -125,8 +126,7 @@ class Upkeep(PlatformService):
         now = self._clock.now()
         change = runs.StateChange(at=now, actor="coordinator", reason=why)
         runs.move(conn, run, "completed", change, ended_at=now)
-        settle_accepted(conn, run.id, now)
-        tasks.cancel_run(conn, run.id, now)
+        settlement.close(conn, run.id, now)
         record.append(conn, "coordinator", "run.complete", run.name, why, now)
         log.info("run completed", run=run.name, reason=why)
         return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Connection, select, update
 
+from coordinator.database import volunteers
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import answer_pay, spending
 from coordinator.database.ledger.payments import Balances
@@ -41,7 +42,7 @@ class Desk:
         )
 
         def write(conn: Connection) -> None:
-            answer_pay.lock(conn, amounts)
+            volunteers.lock(conn, amounts)
             answer_pay.pay(conn, asked, amounts, lambda: roll, 5.0)
 
         await self.db.write(write)

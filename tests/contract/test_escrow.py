@@ -12,7 +12,7 @@ from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.accounts.suspension import suspend
 from coordinator.checking import draw_effects
 from coordinator.config import Settings
-from coordinator.database import contributions, recomputes, record, verdicts, volunteers
+from coordinator.database import contributions, recomputes, record, runs, verdicts, volunteers
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
@@ -20,6 +20,7 @@ from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.tables import accounts as tables
 from coordinator.rules.draws import Result
 from coordinator.rules.standing import PROOFS_MIN, State
+from coordinator.runs import settlement
 from shared.errors import BadRequest, Conflict
 from shared.protocol.contributions import Verdict
 from tests.support.account_rows import add_contribution, add_run, breaches
@@ -130,7 +131,7 @@ async def test_the_first_pay_of_updates_is_free_with_the_merge_of_the_second(
         def change(conn: Connection) -> None:
             row = contributions.by_id(conn, number)
             assert verdicts.merge_all(conn, [row], 1, 2.0)
-            escrow.free_proven_pay(conn, escrow.pay(conn, [row], 2.0), 2.0)
+            escrow.pay(conn, [row], 2.0)
 
         await database.write(change)
         return await have(database)
@@ -213,19 +214,27 @@ async def test_what_waits_for_a_merge_when_its_account_is_banned_is_paid_and_nev
     for who, paid in ((FRIEND, (0, 0, PRICE)), (NEW, (0, PRICE, 0))):
         waiting = await database.write(partial(accepted, run=run, who=who, now=1.0))
         await Volunteers(database, VirtualClock(), Settings()).ban(who, "spam")
-        assert await database.read(lambda conn: contributions.left_over(conn, run)) == []
+        assert (
+            await database.read(lambda conn: contributions.left_over(conn, run, {NEW, FRIEND}))
+            == []
+        )
         assert await have(database, who) == paid
         said = await verdict(database, waiting)
         assert (said.state, said.message) == (
             "superseded", "not merged: this account is banned; the work is paid",
         )  # fmt: skip
         await Volunteers(database, VirtualClock(), Settings()).unban(who)
-        assert await database.read(lambda conn: contributions.left_over(conn, run)) == []
+        assert (
+            await database.read(lambda conn: contributions.left_over(conn, run, {NEW, FRIEND}))
+            == []
+        )
     assert await breaches(database) == []
 
 
-@pytest.mark.parametrize("end", ["merge", "ban"])
-async def test_a_ban_frees_as_much_proven_pay_as_a_merge(database: Database, end: str) -> None:
+@pytest.mark.parametrize("end", ["merge", "overtaken", "rollback", "stop", "ban"])
+async def test_every_end_of_an_update_frees_as_much_proven_pay_as_a_merge(
+    database: Database, end: str
+) -> None:
     run = await setting(database)
 
     def proven(conn: Connection) -> list[int]:
@@ -237,15 +246,23 @@ async def test_a_ban_frees_as_much_proven_pay_as_a_merge(database: Database, end
 
     numbers = await database.write(proven)
 
-    def merge(conn: Connection) -> None:
-        rows = contributions.by_ids(conn, numbers)
-        assert verdicts.merge_all(conn, rows, 1, 2.0)
-        escrow.free_proven_pay(conn, escrow.pay(conn, rows, 2.0), 2.0)
+    def finish(conn: Connection) -> None:
+        row, rows = runs.by_id(conn, run, lock=True), contributions.by_ids(conn, numbers)
+        if end == "stop":
+            assert settlement.close(conn, run, 2.0) == 5
+            return
+        owners = settlement.lock_accounts(conn, row, 99, rows)
+        if end == "rollback":
+            settlement.leave_behind(conn, row, 99, owners, "", 2.0)
+            return
+        if end == "merge":
+            assert verdicts.merge_all(conn, rows, 1, 2.0)
+        settlement.overtake(conn, row, 99, rows if end == "merge" else (), owners, 2.0)
 
-    if end == "merge":
-        await database.write(merge)
-    else:
+    if end == "ban":
         await Volunteers(database, VirtualClock(), Settings()).ban(NEW, "spam")
+    else:
+        await database.write(finish)
     assert await have(database) == (0, 4 * PRICE, PRICE)
     assert await breaches(database) == []
 
@@ -274,7 +291,7 @@ async def test_an_account_that_is_suspended_before_its_pay_is_freed_gets_none(
         later = draw(conn, merged(conn, run, NEW, 2.0))
         settle(conn, later, "passed")
         suspend(conn, NEW, "copies of others", 3.0)
-        escrow.free_proven_pay(conn, {NEW}, 4.0)
+        escrow.pay(conn, [contributions.by_id(conn, number)], 4.0)
 
     await database.write(drawn)
     assert await have(database) == (0, 0, 0)

@@ -18,7 +18,7 @@ from coordinator.database.ledger import payments
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tasks import FailureKind
-from coordinator.runs.settlement import overtake, set_aside, settle_accepted
+from coordinator.runs.settlement import close, lock_accounts, overtake, set_aside
 from tests.support.account_rows import breaches
 from tests.support.run_rows import (
     add_contribution,
@@ -62,6 +62,11 @@ def accepted(conn: Connection, task_id: int, base: int) -> ContributionRow:
     return row
 
 
+def overtake_all(conn: Connection, run_id: int, head: int) -> None:
+    run = runs.by_id(conn, run_id, lock=True)
+    overtake(conn, run, head, (), lock_accounts(conn, run, head), 2.0)
+
+
 async def states(database: Database, table: sa.Table, *columns: Any) -> list[Any]:
     query = sa.select(*columns).order_by(table.c.id)
     return [tuple(row) for row in await database.read(lambda conn: conn.execute(query).all())]
@@ -75,8 +80,8 @@ async def test_a_merge_supersedes_and_pays_only_what_is_too_old_to_merge(
 
     def settle(conn: Connection) -> list[ContributionRow]:
         rows = [accepted(conn, base + 1, base) for base in (0, 1, 2)]
-        overtake(conn, runs.by_id(conn, other), 9, 2.0)  # of another run: nothing happens
-        overtake(conn, runs.by_id(conn, run), 3, 2.0)
+        overtake_all(conn, other, 9)  # of another run: nothing happens
+        overtake_all(conn, run, 3)
         return rows
 
     rows = await database.write(settle)
@@ -102,7 +107,7 @@ async def test_only_a_plan_that_cancels_takes_leases_of_older_versions_back(
 
     def settle(conn: Connection) -> None:
         conn.execute(newest)
-        overtake(conn, runs.by_id(conn, run), 3, 2.0)
+        overtake_all(conn, run, 3)
 
     await database.write(settle)
     assert await states(database, tasks, tasks.c.state) == [(state,), ("doing",)]
@@ -158,9 +163,9 @@ async def test_the_end_of_a_run_settles_no_other_run(database: Database) -> None
     run, _ = await begun(database, DELTAS, 1)
     other = await database.write(lambda conn: add_run(conn, "other", model=MODEL))
     await database.write(lambda conn: accepted(conn, 1, 0))
-    assert await database.write(lambda conn: settle_accepted(conn, other, 2.0)) == 0
+    assert await database.write(lambda conn: close(conn, other, 2.0)) == 0
     assert await states(database, contributions_table, C.state) == [("accepted",)]
-    assert await database.write(lambda conn: settle_accepted(conn, run, 2.0)) == 1
+    assert await database.write(lambda conn: close(conn, run, 2.0)) == 1
     assert await states(database, contributions_table, C.message) == [
         ("the run ended before the next merge; the work is paid",)
     ]

@@ -9,7 +9,7 @@ from coordinator.database import contributions, tasks
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments
 from coordinator.database.tables.contributions import contributions as contributions_table
-from coordinator.runs.settlement import settle_accepted
+from coordinator.runs.settlement import close
 from tests.support.account_rows import breaches
 from tests.support.run_rows import add_contribution, add_run, add_worker, claim, queue_of
 from tests.support.virtual_clock import VirtualClock
@@ -36,7 +36,7 @@ async def test_all_that_was_accepted_is_paid_when_a_run_ends(database: Database)
         payments.post_step(conn, "pending", [payments.Payment.of(row) for row in rows], 1.0)
 
     await database.write(accepted)
-    assert await database.write(lambda conn: settle_accepted(conn, run, 2.0)) == MANY
+    assert await database.write(lambda conn: close(conn, run, 2.0)) == MANY
     c = contributions_table.c
     counted = select(c.state, func.count()).group_by(c.state)
     states = await database.read(lambda conn: conn.execute(counted).all())

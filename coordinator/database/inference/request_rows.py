@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Select, bindparam, case, func, insert, select, update
 
+from coordinator.database import volunteers as accounts
 from coordinator.database.engine.statements import deletion, equals
 from coordinator.database.inference import api_key_rows
 from coordinator.database.ledger import answer_pay, spending
@@ -94,6 +95,7 @@ def end(conn: Connection, request_id: str, streamed: StreamProgress, ending: End
 
     Raises NotFound for a request that was never begun.
     """
+    accounts.lock(conn, streamed.answered)
     row = conn.execute(_LOCKED, {"where_id": request_id}).mappings().first()
     if row is None:
         raise NotFound(f"there is no request {request_id}")
@@ -105,7 +107,6 @@ def end(conn: Connection, request_id: str, streamed: StreamProgress, ending: End
     is_answered = out or not row["tokens_max"]
     cost = min(row["held_micro"], cost_micro(row["unit_nano"], units)) if is_answered else 0
     pays, now = shares(cost, out, streamed.answered, row["house_share"]), ending.now
-    answer_pay.lock(conn, pays)
     if cost:
         spending.settle(conn, row["volunteer_id"], request_id, cost, now)
     elif row["held_micro"]:

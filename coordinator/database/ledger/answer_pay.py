@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, bindparam, exists, insert, select, update
 
+from coordinator.database import volunteers as accounts
 from coordinator.database.engine.statements import among, deletion, equals, insert_new
 from coordinator.database.ledger import debts
 from coordinator.database.ledger.postings import MINT, SYSTEM, EventDraft, Move, post
@@ -33,7 +34,6 @@ from coordinator.rules.recompute_result import DRAWN_SHARE, is_of_model, is_othe
 TALLY_MAX = 1024  # compared tokens of an account above which the tally is halved
 
 _A, _S, _U, _V = answerers.c, answer_stakes.c, usage.c, volunteers.c
-_LOCK = select(_V.id).where(among(_V.id, "ids")).order_by(_V.id).with_for_update()
 _UNTOLD = exists().where(_S.volunteer_id == _V.id, _S.state == "untold")
 _TALLIES = (
     select(answerers, _V.standing, _UNTOLD.label("untold"))
@@ -70,12 +70,6 @@ class AnsweredRequest(msgspec.Struct, frozen=True, kw_only=True):
     asker_id: str
     # process that can compare the answer; "": the process ended, and the prompt was lost with it
     replica: str
-
-
-def lock(conn: Connection, who: Collection[str]) -> None:
-    """Lock accounts until the transaction ends, before any ledger account."""
-    if who:
-        conn.execute(_LOCK, {"ids": sorted(who)})
 
 
 def pay(
@@ -125,7 +119,7 @@ def record_comparison(
     An answer that agrees frees its pay and the pay before it, up to a waiting draw; an answer that
     differs forfeits all pay at stake. Return True if the account is proven to use another model.
     """
-    lock(conn, [who])
+    accounts.lock(conn, [who])
     tally, (looked, wrong) = _tallies(conn, [who])[who], comparison
     sums = tally.looked + looked, tally.wrong + wrong
     if sums[0] > TALLY_MAX:
@@ -141,7 +135,7 @@ def record_comparison(
 
 def mark_untold(conn: Connection, request_id: str, who: str, now: float) -> None:
     """Record that a drawn answer cannot be compared any more."""
-    lock(conn, [who])
+    accounts.lock(conn, [who])
     _end_draw(conn, request_id, who, "untold", now)
 
 

@@ -11,7 +11,7 @@ forfeited. Earned credit settles the debt of its account first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -56,16 +56,17 @@ _SUM = select(func.coalesce(func.sum(_E.amount_micro), 0)).where(equals(_E.volun
 _REMOVE = deletion(escrow, "settled").where(among(_E.contribution_id, "ids"))
 
 
-def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> frozenset[str]:
-    """Pay contributions that are merged, or need no merge; return the accounts whose pay is put at
-    stake. Each contribution must be pending, and its verdict recorded.
+def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
+    """Pay contributions that are merged, or need no merge. Each contribution must be pending, its
+    verdict recorded, and its account locked. Pay is put at stake, and at once freed where passed
+    draws prove the work: no later draw may come.
 
     Hundreds of contributions take a few statements. No credit is paid for weight 0, or to a
     suspended account; pay that was posted or taken back before stays so. Raises Conflict if an
     account is suspended at this moment.
     """
     if not rows:
-        return frozenset()
+        return
     account_rows = conn.execute(_ACCOUNTS, {"ids": [row.id for row in rows]})
     accounts_of = {row.contribution: row for row in account_rows if not row.settled}
     earned: list[ContributionRow] = []
@@ -86,7 +87,7 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> frozen
         _settle(conn, paid, now)
     _hold(conn, uninvited, now)
     _not_suspended(conn, (*earned, *uninvited))
-    return frozenset(row.volunteer_id for row in uninvited)
+    _free_proven(conn, [row.id for row in uninvited], now)
 
 
 def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
@@ -119,13 +120,13 @@ def free(conn: Connection, volunteer_id: str, proven: Proven, bond: int, now: fl
     _free(conn, rows, now)
 
 
-def free_proven_pay(conn: Connection, volunteer_ids: Collection[str], now: float) -> None:
-    """Free the pay that a merge or a ban has just put at stake although passed draws prove the work
+def _free_proven(conn: Connection, ids: Sequence[int], now: float) -> None:
+    """Free the pay of contributions that was just put at stake although passed draws prove the work
     that it pays for. The bond is kept back from that pay, since pay for work after the newest
     passed draw does not count as bond.
     """
-    for volunteer_id in sorted(volunteer_ids):
-        account = accounts.locked(conn, volunteer_id)
+    for volunteer_id in recomputes.proven_owners(conn, ids):
+        account = accounts.existing(conn, volunteer_id)
         proven = recomputes.proven(conn, account.id, account.unproved_to)
         if account.standing != "suspended" and proven.last:
             proven = msgspec.structs.replace(proven, before=proven.last + 1)

@@ -106,7 +106,7 @@ class Histories(RuleBasedStateMachine):
         def change(conn: Connection) -> None:
             merged = contributions.by_ids(conn, due)
             assert not due or verdicts.merge_all(conn, merged, 1, self.now)
-            escrow.free_proven_pay(conn, escrow.pay(conn, merged, self.now), self.now)
+            escrow.pay(conn, merged, self.now)
 
         self.write(change)
         for name, account in self.books.accounts.items():
@@ -155,6 +155,8 @@ class Histories(RuleBasedStateMachine):
         self.write(change)
         for number in late:
             self.books.merge(self.id(name), number)
+        if late:
+            self.books.free_proven_pay(self.id(name))
 
     def _range(self, conn: Connection, number: int, state: str) -> None:
         """Put the range of a contribution into a state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,15 +18,13 @@ from structlog.testing import capture_logs
 
 from coordinator.accounts.suspension import suspend
 from coordinator.compute import Compute
-from coordinator.database import submissions
-from coordinator.database.contributions import ContributionRow
+from coordinator.database import volunteers as accounts
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import evaluations, heldout_sums
-from coordinator.database.tasks import TaskRow
 from coordinator.intake import intake
 from coordinator.intake.intake import NEVER
 from coordinator.rules import run_file, validation
@@ -307,15 +305,13 @@ async def test_a_suspension_or_ban_that_comes_while_work_is_decided_keeps_it_out
     async with local_coordinator(tmp_path, database=url) as home:
         await home.start_run(DRAWN)
         ann = await home.join("Ann")
-        ready, held = await uploaded(ann), submissions.tasks_of
+        ready, lock = await uploaded(ann), accounts.lock
 
-        def and_meanwhile(
-            conn: sa.Connection, rows: Sequence[ContributionRow]
-        ) -> dict[int, TaskRow]:
+        def and_meanwhile(conn: sa.Connection, ids: Collection[str]) -> None:
             conn.execute(sa.update(volunteers).values(exclusion))
-            return held(conn, rows)
+            lock(conn, ids)
 
-        monkeypatch.setattr(submissions, "tasks_of", and_meanwhile)
+        monkeypatch.setattr(accounts, "lock", and_meanwhile)
         assert (await ready.verdict()).state == "superseded"
         assert await pay(ann) == (0, 0, ready.lease.price_micro if paid else 0)
         if not paid:
