@@ -257,10 +257,7 @@ class _Batch:
         mine = self._by_device[waiter.worker_id, waiter.device]
         free = [share for share in fits if self._may_hold_more(share.run, waiter)]
         if not free:
-            return Refusal(
-                reason=Reason.IN_FLIGHT,
-                message=f"{waiter.device} holds {mine} tasks already, as many as it may",
-            )
+            return _holds_enough([share.run for share in fits], waiter.device, mine)
         free.sort(key=lambda share: share.recent_work)
         for again in (False, True):  # tasks that the worker itself failed come last in their pass
             for share in free:
@@ -354,6 +351,19 @@ def _wait_for_members(run: Run) -> Refusal:
         message=f'your update of "{run.name}" waits to be mixed with those of {members}: then this '
         "machine gets its next task",
     )
+
+
+def _holds_enough(runs: Sequence[Run], device: str, held: int) -> Refusal:
+    """Return why a device that holds tasks of these runs gets no further task."""
+    message = f"{device} holds {counted(held, 'task')} already, as many as it may"
+    # a run for which the device has room lacks members, see `_may_hold_more`
+    if run := next((run for run in runs if held < run.settings.in_flight), None):
+        members = counted(run.lacks, "member")
+        message = (
+            f'the next version of "{run.name}" lacks updates of {members}: {device} gets its next '
+            "task when the one that it holds is done"
+        )
+    return Refusal(reason=Reason.IN_FLIGHT, message=message)
 
 
 def _rest(run: Run, waiter: Waiter) -> Refusal:

@@ -105,7 +105,10 @@ def test_a_device_gets_one_task_at_a_time_while_a_version_lacks_members() -> Non
     here = Holding(
         volunteer_id="volunteer-1", worker_id="worker-1", device="cpu", run_id=1, count=1
     )
-    assert not ask([waiter(1)], [run], holdings=[here]).assignments
+    assert ask([waiter(1)], [run], holdings=[here]).refusals[0].message == (
+        'the next version of "run-1" lacks updates of 1 member: cpu gets its next task when the '
+        "one that it holds is done"
+    )
     # a task of another run is none of this one, so that a busy machine gets its turn
     assert ask([waiter(1)], [run], holdings=[msgspec.structs.replace(here, run_id=2)]).assignments
     assert ask([waiter(1)], [run_of(1, home="worker-1")], holdings=[here]).assignments
@@ -289,6 +292,17 @@ def test_who_holds_enough_is_told_how_much(
     ]
     refusal = ask([waiter(**who)], [run_of()], holdings=holdings, leases_max=4).refusals[0]
     assert (refusal.reason, refusal.message) == (Reason.IN_FLIGHT, says)
+
+
+def test_a_device_that_may_hold_one_task_is_told_of_one() -> None:
+    here = Holding(
+        volunteer_id="volunteer-1", worker_id="worker-1", device="cpu", run_id=1, count=1
+    )
+    run = run_of(
+        1, home="worker-1", lacks=1, task={"local_steps": 10, "batch_size": 4, "in_flight": 1}
+    )
+    refusal = ask([waiter(1)], [run], holdings=[here]).refusals[0]
+    assert refusal.message == "cpu holds 1 task already, as many as it may"
 
 
 def test_nobody_holds_more_than_he_may() -> None:
