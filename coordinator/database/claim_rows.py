@@ -237,15 +237,15 @@ def _holders(conn: Connection, run_id: int) -> frozenset[str]:
 
 
 _T = tasks.c
-_TODO = (
+_WAITING = (
     select(_T.id, _T.run_id, _T.pass_no, _T.start, _T.stop, _T.failures, _T.steps, _T.price_micro)
     .add_columns(_T.home, case((one_of(_T.kind, BESIDE), _T.kind), else_="").label("beside"))
     .where(equals(_T.run_id), _T.state == "todo", ~and_(_T.returned, awaits_verdict()))
     .where(among(_T.home, "homes"), of_present_data())
     .order_by(_T.failures, _T.id)
     .limit(bindparam("most"))
-    .with_for_update(skip_locked=True)
 )
+_TODO = _WAITING.with_for_update(skip_locked=True)
 
 
 def _todo(
@@ -269,6 +269,19 @@ def _todo(
     return tuple(
         Todo(**row, failed_by=frozenset(failed_by.get(row["id"], ()))) for row in todo_rows
     )
+
+
+def passes_over(conn: Connection, view: ClaimView, homes: Sequence[str], todo_max: int) -> bool:
+    """Return True if a view lacks waiting tasks that another transaction has locked. That
+    transaction may leave them waiting, and announces nothing then.
+    """
+    if conn.dialect.name != "postgresql":
+        return False
+    ids: set[int] = set()
+    for run in view.runs:
+        values = {"where_run_id": run.id, "homes": ["", *homes], "most": todo_max}
+        ids |= set(conn.execute(_WAITING, values).scalars())
+    return not ids <= {task.id for task in view.todo}
 
 
 def live_run(conn: Connection, run_id: int) -> LiveRun:

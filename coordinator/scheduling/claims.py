@@ -72,6 +72,7 @@ SPREAD = 0.5  # a claim may end early by up to this share of its wait
 TODO_SPARE = 32
 ABLE_S = 30.0  # time for which a worker's workloads, devices and speed are cached
 WORKERS_MAX = 100_000
+LOOK_AGAIN_S = 0.05  # time until tasks are looked at that another transaction has locked
 PACE_S = 30.0  # time for which a run's measured pace is cached
 CLAIM_ID = re.compile(r"[!-~]{1,64}")
 DEVICE = re.compile(r"[a-z0-9][a-z0-9:_.-]{0,31}")
@@ -114,6 +115,7 @@ class _ClaimResults:
     audits: Mapping[int, AuditLease] = field(default_factory=dict)  # audits, by task
     fresh: set[str] = field(default_factory=set)  # claims answered with a new lease
     more: bool = False
+    passed_over: bool = False  # tasks that another transaction has locked were not looked at
     open: int = 1  # tasks, and samples without a task, that may be left
     remaining: frozenset[int] | None = None  # see `DispatchResult`; None = unknown
     leased: Counter[int] = field(default_factory=Counter)  # operations by run
@@ -221,10 +223,14 @@ class Claims:
         self._line.end_look(since, served.open, served.remaining, took=bool(served.fresh))
         if served.more:
             self._signals.deliver("queue")
+        elif served.passed_over:
+            again = asyncio.get_running_loop().call_later
+            again(LOOK_AGAIN_S, self._signals.deliver, "queue")
         return [answers[waiter.claim_id] for waiter in asking]
 
     def _transact(self, conn: Connection, waiters: Sequence[Waiter], now: float) -> _ClaimResults:
-        view = claim_rows.view(conn, waiters, 2 * len(waiters) + TODO_SPARE)
+        todo_max = 2 * len(waiters) + TODO_SPARE
+        view = claim_rows.view(conn, waiters, todo_max)
         view = self._readable(conn, view)
         served = _ClaimResults(rows=dict(view.live))
         fresh = [waiter for waiter in waiters if waiter.claim_id not in view.live]
@@ -234,6 +240,9 @@ class Claims:
             fresh = self._able(conn, fresh, rights, now, served)
         if fresh:
             self._hand_out(conn, view, fresh, now, served)
+        if any(refusal.reason in IN_LINE for refusal in served.refusals.values()):
+            homes = sorted({waiter.worker_id for waiter in waiters})
+            served.passed_over = claim_rows.passes_over(conn, view, homes, todo_max)
         lines = {line.id: line for line in view.runs}
         for run_id in {row.run_id for row in served.rows.values()}:
             spec = self.spec(conn, run_id)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Table, update
+from sqlalchemy.util import await_only
 
 from coordinator.accounts.accounts import Principal
-from coordinator.database import runs
+from coordinator.database import runs, tasks
 from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.accounts import volunteers as volunteers_table
 from coordinator.database.tables.accounts import workers as workers_table
@@ -390,3 +391,34 @@ async def _until_they_wait(house: VirtualQueue, count: int) -> None:
 async def _until_it_waits(house: VirtualQueue) -> None:
     while house.clock.next_at is None:
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_claim_gets_a_task_that_another_transaction_locked_and_left(
+    house: VirtualQueue,
+) -> None:
+    """A repeated release locks its task, changes nothing, and announces nothing."""
+    for _ in range(7):
+        assert await house.finish((await house.lease(house.a)).task)
+    last = await house.lease(house.a)
+    await house.put_back(last, house.a, None)
+    held, go = asyncio.Event(), asyncio.Event()
+
+    def hold(conn: Connection) -> None:
+        tasks.holder(conn, last.task)
+        held.set()
+        await_only(go.wait())
+
+    holding = asyncio.create_task(house.write(hold))
+    await held.wait()
+    looks, request = house.queue.claims.durations, ClaimRequest(claim_id="waits", wait_s=20.0)
+    before = looks.count
+    waiting = asyncio.create_task(house.queue.claims.claim(house.b, request))
+    async with asyncio.timeout(30):
+        while looks.count == before:
+            await asyncio.sleep(0.01)
+        go.set()
+        await holding
+        lease = (await waiting).lease  # no clock moves: a long poll without news never ends
+    assert lease is not None
+    assert (lease.task, lease.attempt) == (last.task, 2)
