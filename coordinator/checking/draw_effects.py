@@ -175,8 +175,8 @@ def _charge(
 
 
 def _admit(conn: Connection, account: VolunteerRow, now: float) -> list[ContributionRow]:
-    """Release the updates of an account before its oldest open draw for merging; supersede those
-    that are too old by now, and return them.
+    """Release the updates of an account before its oldest open draw for merging; supersede the
+    updates that are too old by now, and return them.
     """
     late: list[ContributionRow] = []
     before = recomputes.proven(conn, account.id, account.unproved_to).before

@@ -83,8 +83,8 @@ def overtake(
     owners: Collection[str],
     now: float,
 ) -> None:
-    """Pay the contributions that a new version merged, and those of locked accounts that it
-    overtakes: updates that no later merge can use are superseded, and their ranges are done again.
+    """Pay the contributions that a new version merged. Supersede and pay the updates of locked
+    accounts that no later merge can use; their ranges are done again.
 
     If the plan cancels leases, workers on an older version are told to stop.
     """

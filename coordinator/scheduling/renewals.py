@@ -209,9 +209,9 @@ class Renewals:
 def _store(
     conn: Connection, renewals: Sequence[Renewal], signs: Sequence[LifeSign]
 ) -> list[TaskRow]:
-    held = heartbeats.renew(conn, renewals)
+    rows = heartbeats.renew(conn, renewals)
     heartbeats.seen(conn, signs)  # after the tasks, as in a release
-    return held
+    return rows
 
 
 def _line(lease: _HeldLease) -> Renewal:
