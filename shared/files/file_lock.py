@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+
+from shared.errors import Configuration, why
+from shared.sentences import Sentence
+
+# errors of a lock that another process holds: of flock, and of Windows
+HELD = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES, errno.EDEADLK}
 
 
 def locked(file: int, offset: int = 0) -> bool:
     """Lock an open file, given by its descriptor; return False if another process holds the lock.
 
-    Windows locks the byte at `offset`, which nobody else can read.
+    Windows locks the byte at `offset`, which nobody else can read. Raises Configuration if the disk
+    has no locks.
     """
     try:
         if sys.platform == "win32":
@@ -23,6 +31,13 @@ def locked(file: int, offset: int = 0) -> bool:
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in HELD:
+            return False
+        raise Configuration(
+            Sentence(
+                "files of this disk cannot be locked ({why}): use a folder on another disk",
+                why=why(error),
+            )
+        ) from error
     return True

@@ -30,6 +30,7 @@ SHARED = [
         "settings",
         "decoding",
         "files/disk_writes",
+        "files/file_lock",
         "files/new_folder",
         "files/source_paths",
         "files/toml_text",
