@@ -51,21 +51,21 @@ class SystemClock:
 
 
 class ServerClock:
-    """Clock of the coordinator: the local clock plus the offset read from the coordinator's
-    replies.
+    """Clock of the coordinator: the time of its last reply plus the time since, which does not jump
+    when the local clock is set.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._offset_s = 0.0
+        self.learn(clock.now())
 
     def learn(self, now: float) -> None:
-        """Set the offset from the coordinator's time in a reply."""
-        self._offset_s = now - self._clock.now()
+        """Set the clock by the coordinator's time in a reply."""
+        self._offset_s = now - self._clock.monotonic()
 
     def now(self) -> float:
-        return self._clock.now() + self._offset_s
+        return self._clock.monotonic() + self._offset_s
 
     def local(self, instant: float) -> float:
         """Convert an instant of the coordinator's clock to the local clock."""
-        return instant - self._offset_s
+        return instant - self.now() + self._clock.now()
