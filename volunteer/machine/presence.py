@@ -18,6 +18,7 @@ from shared.errors import Unreachable
 from volunteer.machine import sandbox_helper
 
 COMMAND_S = 5.0
+CLOCK_S = 1.0  # difference between the times of files and the clock
 GNOME_IDLE = (
     "gdbus",
     "call",
@@ -89,13 +90,17 @@ def _gnome_unused_s(run: Run) -> float | None:
 
 
 def terminals_unused_s(root: Path = Path("/dev")) -> float:
-    """Return the seconds since the last key press in a terminal, or since the machine started."""
+    """Return the seconds since the last key press in a terminal, or since the machine started.
+
+    A time in the future says nothing: the clock was set back since.
+    """
     now = time.time()
     touched = [psutil.boot_time()]
     for path in (*root.glob("pts/[0-9]*"), *root.glob("tty[1-9]*")):
         with contextlib.suppress(OSError):
             touched.append(path.stat().st_atime)
-    return float(max(0.0, now - max(touched)))
+    past = [at for at in touched if at <= now + CLOCK_S]
+    return float(max(0.0, now - max(past, default=now)))
 
 
 def x11_unused_s() -> float | None:

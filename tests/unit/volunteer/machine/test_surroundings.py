@@ -72,6 +72,9 @@ def test_typing_into_any_terminal_counts(tmp_path: Path) -> None:
         path.touch()
         os.utime(path, (now - age, now - age))
     assert terminals_unused_s(tmp_path) == pytest.approx(42, abs=5)
+    old.touch()
+    os.utime(old, (now + 7200, now + 7200))  # before the clock was set back by two hours
+    assert terminals_unused_s(tmp_path) == pytest.approx(42, abs=5)
 
 
 def test_only_what_a_rule_needs_is_asked(tmp_path: Path) -> None:
