@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shared.errors import Configuration
+from shared.errors import Unavailable
 from shared.files.disk_writes import full_disk_errors
 from shared.files.file_lock import locked
 from shared.sentences import Sentence
@@ -15,9 +15,13 @@ from shared.sentences import Sentence
 PAST_TEXT = 1 << 20  # position of the locked byte, behind the process id, which stays readable
 
 
+class ProfileAtWork(Unavailable):
+    """Another instance holds the lock of the profile, until it ends."""
+
+
 @contextmanager
 def instance_lock(profile: Path) -> Iterator[None]:
-    """Hold the lock of a profile's running instance. Raises Configuration if another instance holds
+    """Hold the lock of a profile's running instance. Raises ProfileAtWork if another instance holds
     it, StorageFull.
     """
     path = profile / "lock"
@@ -27,7 +31,7 @@ def instance_lock(profile: Path) -> Iterator[None]:
         if not locked(file.fileno(), PAST_TEXT):
             file.seek(0)
             pid = (file.read(32) or b"").decode(errors="replace").strip() or "unknown"
-            raise Configuration(
+            raise ProfileAtWork(
                 Sentence(
                     "this profile is already at work (process {pid}): `volunteer status` "
                     "shows it, "

@@ -142,13 +142,13 @@ async def _fetch(profile: Any, check: RecordCheck) -> str:
     """Fetch new receipts, unless a running volunteer does so or the coordinator refuses them, as to
     a banned account. Return a sentence about a wrong receipt, else "".
     """
-    from shared.errors import Configuration, Forbidden, Unauthorized
-    from volunteer.account.instance_lock import instance_lock
+    from shared.errors import Forbidden, Unauthorized
+    from volunteer.account.instance_lock import ProfileAtWork, instance_lock
 
     try:
         with instance_lock(profile.path):
             return await check.fetch()
-    except (Configuration, Forbidden, Unauthorized):
+    except (ProfileAtWork, Forbidden, Unauthorized):
         return ""
 
 

@@ -28,7 +28,7 @@ from shared.files.deletions import delete_folder
 from shared.programs import gc_freeze
 from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence
-from volunteer.account.instance_lock import instance_lock
+from volunteer.account.instance_lock import ProfileAtWork, instance_lock
 from volunteer.account.profile_directory import Identity, Profile
 from volunteer.cli.exit_codes import (
     at_terminal,
@@ -134,12 +134,12 @@ def work(options: StartOptions) -> int:
 
 
 def _take_lock(profile: Profile, stack: ExitStack, options: StartOptions) -> bool:
-    """Return True if this process now holds the profile's lock. Raises Configuration if another
+    """Return True if this process now holds the profile's lock. Raises ProfileAtWork if another
     instance holds it and there is no screen to show that instance.
     """
     try:
         stack.enter_context(instance_lock(profile.path))
-    except Configuration:
+    except ProfileAtWork:
         if profile.endpoint.exists() and not options.screen:
             raise
         return False

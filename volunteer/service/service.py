@@ -16,6 +16,8 @@ from volunteer.files import private_directory, write_whole
 from volunteer.service.service_units import Service, Target
 
 COMMAND_S = 60.0
+# Variables that move the folders of the program, which a service does not get from a shell.
+PLACES = ("VOLUNTEER_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")
 
 
 def target_here(
@@ -29,9 +31,7 @@ def target_here(
     """Return the target for this process; removal of a service skips the checks."""
     script = Path(sys.executable).with_name("volunteer.exe" if os.name == "nt" else "volunteer")
     program = [str(script)] if script.exists() else [sys.executable, "-m", "volunteer"]
-    environment = {
-        name: environ[name] for name in ("VOLUNTEER_HOME",) if name in environ and not machine
-    }
+    environment = {name: environ[name] for name in PLACES if name in environ and not machine}
     if profile and profile != "default":
         environment["VOLUNTEER_PROFILE"] = profile
     return Target(

@@ -78,8 +78,7 @@ def describe(target: Target) -> Service:
 _UNIT = """\
 [Unit]
 Description=Volunteer: lends this machine to train a model
-StartLimitIntervalSec=600
-StartLimitBurst=10
+StartLimitIntervalSec=0
 {after}
 [Service]
 Type=exec

@@ -15,7 +15,7 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import LeaveRequest
 from shared.protocol.leases import ReleaseRequest
 from shared.sentences import Sentence, plural
-from volunteer.account.instance_lock import instance_lock
+from volunteer.account.instance_lock import ProfileAtWork, instance_lock
 from volunteer.account.join import Connect
 from volunteer.account.profile_directory import Identity, Profile
 from volunteer.control import commands
@@ -104,7 +104,7 @@ async def _wait_for_end(profile: Profile, clock: Clock) -> None:
         try:
             with instance_lock(profile.path):
                 return
-        except Configuration:
+        except ProfileAtWork:
             await clock.sleep(PROBE_S)
     raise Configuration(
         Sentence("the running volunteer does not end: stop it with `volunteer stop`")

@@ -28,11 +28,12 @@ from shared.protocol.contributions import Verdict
 from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LocalMachine, Network
 from tests.support.sources import ROOT
-from volunteer.account.instance_lock import instance_lock
+from volunteer.account.instance_lock import ProfileAtWork, instance_lock
 from volunteer.account.profile_directory import VERDICTS_KEPT, Home, Identity, Profile, new_identity
 from volunteer.control import commands
 from volunteer.engine import Engine
 from volunteer.headless import status_lines
+from volunteer.service.service_units import NO_RESTART
 from volunteer.settings.settings import directories
 from volunteer.tui.agent_view import initial_view
 
@@ -146,10 +147,11 @@ def test_one_instance_at_a_time(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline().strip() == b"held"
         with (
-            pytest.raises(Configuration, match=f"process {other.pid}"),
+            pytest.raises(ProfileAtWork, match=f"process {other.pid}") as told,
             instance_lock(profile.path),
         ):
             pass
+        assert told.value.exit_code not in NO_RESTART  # a service tries again
         other.kill()  # a crash leaves no lock behind
         other.wait()
     with instance_lock(profile.path):

@@ -42,6 +42,7 @@ def test_the_users_unit_is_hardened_and_does_not_start_again_after_a_ban(tmp_pat
         "Environment=VOLUNTEER_PROFILE=night",
         "Restart=on-failure",
         "RestartPreventExitStatus=2 78",
+        "StartLimitIntervalSec=0",  # a coordinator may be away for longer than ten starts
         "NoNewPrivileges=yes",
         "UMask=0077",
         "WantedBy=default.target",
@@ -217,6 +218,16 @@ def test_without_the_systems_program_a_sentence_says_so(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Configuration, match="could not be run"):
         install(service(tmp_path))
+
+
+def test_a_service_uses_the_folders_of_the_shell_that_installed_it(tmp_path: Path) -> None:
+    moved = {"XDG_DATA_HOME": "/disk/data", "XDG_CACHE_HOME": "/disk/cache"}
+    target = target_here(environ=moved | {"PATH": "/bin"})
+    assert "Environment=XDG_DATA_HOME=/disk/data" in lines(
+        service(tmp_path, environment=target.environment)
+    )
+    assert target.environment == moved
+    assert target_here(machine=True, environ=moved).environment == {}
 
 
 def test_the_service_starts_the_profile_it_was_made_from() -> None:
