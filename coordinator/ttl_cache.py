@@ -25,7 +25,7 @@ class CachedValue(Generic[T]):
     def __init__(
         self, load: Callable[[], Awaitable[T]], age_s: float, clock: Clock, *, rest: float = 0.0
     ) -> None:
-        self._load = load
+        self.load = load
         self._age_s = self._age_min_s = age_s
         self._rest = rest
         self._clock = clock
@@ -52,7 +52,7 @@ class CachedValue(Generic[T]):
         """Return the running load, or start one."""
         if self._loading is None:
             self._began_at = self._clock.monotonic()
-            self._loading = asyncio.ensure_future(self._load())
+            self._loading = asyncio.ensure_future(self.load())
             self._loading.add_done_callback(self._store)
         return self._loading
 
@@ -82,10 +82,13 @@ class KeyedCache(Generic[K, T]):
         self._values: dict[K, CachedValue[T]] = {}
 
     async def get(self, key: K, load: Callable[[], Awaitable[T]]) -> T:
-        """Return the value of a key, loaded by `load` when due. Raises its errors."""
+        """Return the value of a key, loaded when due by the `load` of the newest caller, whose facts
+        (the time, for example) are of now. Raises its errors.
+        """
         value = self._values.pop(key, None)
         if value is None:
             value = CachedValue(load, self._age_s, self._clock, rest=self._rest)
+        value.load = load
         self._values[key] = value
         while len(self._values) > self._most:
             del self._values[next(iter(self._values))]

@@ -145,6 +145,19 @@ async def test_the_pay_of_a_machine_is_of_now_though_its_day_is_remembered(
         assert machine.day_micro == day_micro
 
 
+async def test_the_day_of_a_machine_moves_on_with_the_clock(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    mia, morning = await join(people, "Mia"), clock.now() + DAY - clock.now() % DAY + 60.0
+    await day_of(database, mia, morning - 0.5 * DAY)
+    await clock.advance(morning - clock.now())
+    (machine,) = (await people.me(mia)).workers
+    assert machine.day_micro == 8 + 4
+    await clock.advance(0.7 * DAY)  # in the evening of the same day
+    (machine,) = (await people.me(mia)).workers
+    assert machine.day_micro == 0
+
+
 async def day_of(database: Database, mia: Principal, now: float) -> None:
     """Work of one machine of today, of yesterday, refused, and work of another machine."""
 

@@ -136,3 +136,20 @@ async def test_values_are_kept_by_key_and_the_oldest_question_is_forgotten() -> 
     kept.clear()
     await ask("a")
     assert asked[-2:] == ["a", "a"]
+
+
+async def test_a_key_is_loaded_by_its_newest_caller() -> None:
+    clock = VirtualClock()
+    values: KeyedCache[str, float] = KeyedCache(1.0, clock)
+
+    async def look() -> float:
+        began = clock.now()
+
+        async def load() -> float:
+            return began
+
+        return await values.get("when", load)
+
+    first = await look()
+    await clock.advance(5.0)
+    assert await look() == first + 5.0
