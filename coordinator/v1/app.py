@@ -85,8 +85,8 @@ class V1Api:
     async def images(self, asker: Asker, scope: Scope, receive: Receive, out: ReplySender) -> None:
         ask = await read_request(scope, receive, ImageRequest)
         model = await self._answers.find(asker, ask.model)
-        making = self._answers.images(model, ask.n or 1, _seed(ask.seed))
-        images, cost = await out.while_there(making)
+        # Drawn and paid even if the client leaves: no engine stops in the middle of a picture.
+        images, cost = await self._answers.images(model, ask.n or 1, _seed(ask.seed))
         data = tuple(ImageData(b64_json=png) for png in images)
         created = int(self._coordinator.clock.now())
         await out.whole(ImageReply(created=created, data=data, usage=ImageUsage(cost_micro=cost)))

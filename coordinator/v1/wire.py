@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Collection, MutableMapping
+from collections.abc import AsyncIterator, Collection, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -242,19 +242,6 @@ class ReplySender:
         if self._gone is None:
             self._gone = asyncio.ensure_future(until_gone(self._receive))
         return self._gone
-
-    async def while_there(self, work: Awaitable[T]) -> T:
-        """Return the result of `work`. Raises ClientGone as soon as the client leaves."""
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait((task, self.gone()), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise ClientGone
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
 
     def close(self) -> None:
         if self._gone is not None:

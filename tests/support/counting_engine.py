@@ -48,6 +48,7 @@ class CountingEngine:
         self.closed = 0
         self.generated = 0
         self.scoring = 0  # prompts that were begun
+        self.drawing = 0  # requests for pictures that were begun
         self.scored = 0  # tokens of prompts
         self.prepared = 0  # prompts, for which a real engine loads the model
 
@@ -102,6 +103,9 @@ class CountingEngine:
             self.closed += 1
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
+        self.drawing += 1
+        if self.gate is not None:
+            await self.gate.acquire()
         return [PNG + bytes([seed % 256, number]) for number in range(count)]
 
     async def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from coordinator.http.app import create_app
 from coordinator.inference.inference_engine import PreparedPrompt
 from coordinator.v1 import wire
 from shared.errors import Unavailable
@@ -587,12 +588,60 @@ batch_size = 32
 """
 
 
-async def test_pictures_of_an_image_run_are_paid_by_the_piece(house: Answering) -> None:
+async def start_images(house: Answering) -> None:
     await house.coordinator.datasets.add(
         lambda put: build_images("digits", digit_pictures(), put, size=8, channels=1)
     )
     await house.coordinator.runs.create(IMAGES)
     await house.coordinator.runs.start("digits")
+
+
+async def test_a_client_that_leaves_pays_for_the_pictures_that_are_drawn(tmp_path: Path) -> None:
+    engine = CountingEngine(gate=asyncio.Semaphore(0))
+    async with answering(tmp_path, engine=engine) as house:
+        await start_images(house)
+        came: list[MutableMapping[str, Any]] = [
+            {"type": "http.request", "body": b'{"model": "digits", "n": 3}'}
+        ]
+
+        async def receive() -> MutableMapping[str, Any]:
+            while not (came or engine.drawing):
+                await asyncio.sleep(0.001)
+            return came.pop() if came else {"type": "http.disconnect"}
+
+        async def send(_: object) -> None:
+            pass
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/images/generations",
+            "root_path": "",
+            "client": ("127.0.0.1", 1),
+            "headers": [
+                (b"host", b"localhost"),
+                (b"authorization", f"Bearer {house.key}".encode()),
+            ],
+        }
+        asking = asyncio.ensure_future(create_app(house.coordinator)(scope, receive, send))
+        async with asyncio.timeout(120):
+            while not engine.drawing:
+                assert not asking.done()
+                await asyncio.sleep(0.001)
+        for _ in range(100):  # it could hear now that the client has left
+            await asyncio.sleep(0)
+        assert engine.gate is not None
+        engine.gate.release()
+        await asking
+        await house.settled()
+        [row] = decode(await house.ann.get("/me/usage"), tuple[UsageRow, ...])
+        assert row.tokens_out == 3
+        assert row.cost_micro > 0
+        await house.sound()
+
+
+async def test_pictures_of_an_image_run_are_paid_by_the_piece(house: Answering) -> None:
+    await start_images(house)
     async with house.client() as client:
         card = (await client.models.retrieve("digits")).model_dump()
         made = await client.images.generate(model="digits", prompt="", n=3)
