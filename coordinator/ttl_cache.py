@@ -82,8 +82,8 @@ class KeyedCache(Generic[K, T]):
         self._values: dict[K, CachedValue[T]] = {}
 
     async def get(self, key: K, load: Callable[[], Awaitable[T]]) -> T:
-        """Return the value of a key, loaded when due by the `load` of the newest caller, whose facts
-        (the time, for example) are of now. Raises its errors.
+        """Return the value of a key, loaded when due by the `load` of the newest caller, whose
+        facts (the time, for example) are of now. Raises its errors.
         """
         value = self._values.pop(key, None)
         if value is None:
