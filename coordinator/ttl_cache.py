@@ -33,6 +33,11 @@ class CachedValue(Generic[T]):
         self._loaded: tuple[T] | None = None
         self._began_at = self._loaded_at = 0.0  # monotonic
 
+    @property
+    def has_loaded(self) -> bool:
+        """Return True once a load has succeeded."""
+        return self._loaded is not None
+
     def peek(self) -> T | None:
         """Return the value if it is young enough, without waiting; None otherwise."""
         if self._loaded is None:
@@ -90,9 +95,16 @@ class KeyedCache(Generic[K, T]):
             value = CachedValue(load, self._age_s, self._clock, rest=self._rest)
         value.load = load
         self._values[key] = value
+        try:
+            result = await value.get()
+        except Exception:
+            # strangers choose some keys: one without a value puts no value of another key out
+            if not value.has_loaded and self._values.get(key) is value:
+                del self._values[key]
+            raise
         while len(self._values) > self._most:
             del self._values[next(iter(self._values))]
-        return await value.get()
+        return result
 
     def clear(self) -> None:
         """Drop all values."""

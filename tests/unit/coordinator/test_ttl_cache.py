@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from coordinator.ttl_cache import CachedValue, KeyedCache
-from shared.errors import Unavailable
+from shared.errors import NotFound, Unavailable
 from tests.support.virtual_clock import VirtualClock
 
 
@@ -153,3 +153,25 @@ async def test_a_key_is_loaded_by_its_newest_caller() -> None:
     first = await look()
     await clock.advance(5.0)
     assert await look() == first + 5.0
+
+
+async def test_keys_without_a_value_put_no_value_out() -> None:
+    """Strangers choose some keys: a run's name, for example."""
+    kept, loads = KeyedCache[str, int](60.0, VirtualClock(), most=2), 0
+
+    async def load() -> int:
+        nonlocal loads
+        loads += 1
+        return loads
+
+    async def fail() -> int:
+        raise NotFound("there is no such run")
+
+    assert await kept.get("a", load) == 1
+    for name in "xyz":
+        with pytest.raises(NotFound):
+            await kept.get(name, fail)
+    failing = [kept.get(name, fail) for name in "pqrs"]
+    assert len(await asyncio.gather(*failing, return_exceptions=True)) == 4
+    assert await kept.get("a", load) == 1
+    assert await kept.get("x", load) == 2  # a failure is not kept either
