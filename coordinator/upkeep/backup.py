@@ -415,8 +415,12 @@ async def restore(settings: Settings, source: Path) -> BackupSummary:
             await _put_blob(blobs, source / "blobs" / sha[:2] / sha, sha)
         await in_pool(_place_keys, settings, source / "keys", listed.keys)
         key, clock = SigningKey.load(settings.signing_key_file), SystemClock()
-        await db.write(lambda conn: _load(conn, source / "tables", listed))
-        await db.write(lambda conn: _state_restore(conn, key, listed.created_at, clock.now()))
+
+        def fill(conn: Connection) -> None:
+            _load(conn, source / "tables", listed)
+            _state_restore(conn, key, listed.created_at, clock.now())
+
+        await db.write(fill)
         await StoreMarks(settings, db, blobs, key, clock).take_over(recovered=True)
         private_runs = await db.read(_private_runs)
     finally:

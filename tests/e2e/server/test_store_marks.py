@@ -13,15 +13,17 @@ import pytest
 
 from coordinator.config import Settings
 from coordinator.database import key_values, unreferenced_blobs
-from coordinator.database.engine.open_database import file_of
+from coordinator.database import runs as run_rows
+from coordinator.database.engine.open_database import Database, file_of
 from coordinator.services import Coordinator, opened
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.open_blobs import open_blobs
 from coordinator.upkeep.backup import backup, restore
 from coordinator.upkeep.store_mark import LEASE_S, RENEW_S, stored_mark
 from coordinator.upkeep.upkeep import ORPHAN_AGE_S
-from shared.errors import Configuration
+from shared.errors import Configuration, Unavailable
 from tests.support.databases import Postgres
+from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import LocalCoordinator
 from tests.support.virtual_clock import VirtualClock
 
@@ -335,3 +337,26 @@ async def test_a_database_that_lost_its_last_turns_deletes_nothing_until_it_is_r
     await one.store_marks.take_over(recovered=True)
     assert await one.upkeep.sweep() == 1
     assert await trouble(one) == ""
+
+
+async def test_a_restore_that_is_killed_leaves_no_state_without_its_statement(
+    place: PartPosition, tmp_path: Path, database_url: str
+) -> None:
+    """Volunteers that saw a later state accept the restored one by the signed statement alone."""
+    one = await place.server("one", f"sqlite:///{tmp_path}/coordinator.sqlite3")
+    await filled(one)
+    await backup(one.db, one.blobs, one.settings, one.clock, tmp_path / "saved")
+    settings = Settings(
+        data_dir=str(tmp_path / "back"), database=database_url, blobs=str(tmp_path / "new")
+    )
+    with (
+        faults(fail(Unavailable("killed")).after("write _load")).installed(),
+        pytest.raises(Unavailable, match="killed"),
+    ):
+        await restore(settings, tmp_path / "saved")
+    db = await Database.open(database_url)
+    try:
+        assert (await db.read(run_rows.every))[0].name == "tiny"
+        assert await db.read(lambda conn: key_values.get(conn, key_values.RESTORED))
+    finally:
+        await db.close()
