@@ -337,7 +337,7 @@ def total_steps(
 def share_done(file: RunFile, samples: int, sample_size: int, version: int, tokens: int) -> float:
     """Return the finished share of a run, as far as `[stop]` defines it; 0 for an endless run."""
     stop = file.stop
-    ends = [stop.passes * samples * sample_size, stop.tokens if samples else 0]
+    ends = [stop.passes * samples * sample_size, stop.tokens]
     done = [tokens / end for end in ends if end]
     done += [version / stop.versions] if stop.versions else []
     return max(done, default=0.0)

@@ -385,6 +385,13 @@ def test_a_run_is_done_by_the_end_that_is_nearest(stop: dict[str, float], done: 
     assert share_done(file, 1000, 8, version=20, tokens=800) == pytest.approx(done)
 
 
+def test_tokens_end_a_run_that_makes_its_own_samples_and_passes_do_not() -> None:
+    file = run_file.from_table(
+        {"name": "r", "workload": "gomoku", "stop": {"tokens": 8000, "passes": 2}}
+    )
+    assert share_done(file, 0, 1, version=20, tokens=800) == pytest.approx(0.1)
+
+
 def test_the_length_of_a_run_is_no_larger_than_a_message_can_tell() -> None:
     file = run_file.from_table({"name": "r", "workload": "gpt", "stop": {"tokens": 2**53}})
     assert total_steps(file, plan({}), 1000, 8, StepsAndTokens(1000, 1)) == 2**31 - 1
