@@ -157,6 +157,33 @@ async def test_the_same_numbers_again_keep_the_pass_and_its_waiting_tasks(ward: 
     assert (await ward.lease()).task == first.task
 
 
+async def test_a_member_waits_for_others_only_until_their_updates_are_enough(ward: Ward) -> None:
+    plan = {"min_contributions": 2}
+
+    def begin(conn: Connection) -> Principal:
+        add_run(conn, "mixed", task=TASK, model=MODEL, data={"at": "members"}, plan=plan)
+        return add_worker(conn)
+
+    async def submit(who: Principal) -> None:
+        lease = await ward.lease(who, "mixed")
+        await ward.queue.begin(who, lease.task, lease.attempt)
+        row = await ward.db.read(lambda conn: tasks.holder(conn, lease.task, for_update=False))
+        number = await ward.write(lambda conn: add_contribution(conn, row))
+        accepted = sa.update(contributions).where(contributions.c.id == number)
+        await ward.write(lambda conn: conn.execute(accepted.values(state="accepted")))
+        await ward.write(lambda conn: tasks.finish_all(conn, [lease.task], ward.clock.now()))
+
+    bob = await ward.write(begin)
+    for who in (ward.ann, bob):
+        await ward.declare(who, run="mixed")
+    await submit(ward.ann)
+    idle = (await claim(ward.queue, ward.ann, runs=("mixed",))).idle
+    assert idle is not None
+    assert "waits to be mixed with those of 1 other member" in idle.message
+    await submit(bob)
+    assert await ward.lease(ward.ann, "mixed")
+
+
 async def test_each_machine_goes_through_its_data_once_a_pass(ward: Ward) -> None:
     await ward.declare(ward.ann)
     leases = [await ward.lease() for _ in range(4)]

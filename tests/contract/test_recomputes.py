@@ -6,7 +6,9 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, update
 
+from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.checking import draw_effects
+from coordinator.config import Settings
 from coordinator.database import contributions, experience, recomputes, volunteers
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open_database import Database
@@ -23,6 +25,7 @@ from shared.workloads.experience import RolloutSums
 from tests.contract.test_escrow import FRIEND, NEW, add, draw, have, merged, setting, settle
 from tests.support.account_rows import add_contribution
 from tests.support.recompute_rows import first
+from tests.support.virtual_clock import VirtualClock
 from tests.support.workloads.tiny_gpt import SMALL, job
 
 
@@ -367,3 +370,9 @@ async def test_a_newcomer_is_told_how_long_the_line_takes_at_the_speed_of_lately
         assert recomputes.backlog_s(conn, 200.0, ("cpu",), FRIEND) == pytest.approx(13_800.0)
 
     await database.write(play)
+    people = Volunteers(database, VirtualClock(200.0), Settings())
+    told = [
+        (await people.me(Principal(volunteer_id=who, worker_id="w", nickname=who))).proved_in_s
+        for who in (NEW, FRIEND)
+    ]
+    assert told == [pytest.approx(3 * 3600.0), None]

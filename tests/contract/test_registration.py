@@ -148,14 +148,15 @@ async def test_a_monstrous_hardware_report_is_cut_to_size(
     device = Device(id="c" * 999, kind="cuda", name="\x1b[31mGPU\n" * 999, memory_bytes=1 << 200)
     told = Hardware(hostname="h\x00\u202e" * 9999, cores=-5, devices=(device,) * 5000)
     names = tuple(f"workload {n}" * 50 for n in range(5000))
-    principal = await join(people, "Mia", hardware=told, workloads=names, software="s" * 9999)
+    software = "\x1b[31m" + "s" * 9999
+    principal = await join(people, "Mia", hardware=told, workloads=names, software=software)
     results = (Benchmark(device="cpu", fp32_flops=float("inf"), bf16_flops=-1.0,
                         step_flops=7.0),) * 5000  # fmt: skip
     await people.set_benchmark(principal, BenchmarkRequest(benchmarks=results, hardware=told))
     (row,) = await database.read(lambda conn: conn.execute(select(workers)).all())
     assert sum(map(len, (row.hostname, row.hardware, row.benchmark, row.workloads))) < 20_000
     assert "\\u001b" not in row.hardware
-    assert row.step_flops == 7.0
+    assert (row.software, row.step_flops) == ("[31m" + "s" * (reports.NAME_CHARS_MAX - 4), 7.0)
     kept = msgspec.json.decode(row.hardware, type=Hardware)
     assert (kept.cores, len(kept.devices)) == (0, reports.DEVICES_MAX)
 

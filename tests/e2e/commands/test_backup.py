@@ -180,7 +180,7 @@ def occupied(folder: Path) -> int:
 
 
 def test_backups_in_a_row_share_blobs_and_are_drilled(
-    here: Run, busy: Path, run: Run, tmp_path: Path
+    here: Run, busy: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = tmp_path / "row"
     assert here("backup", row, "--keep", "2").code == 0
@@ -200,7 +200,9 @@ def test_backups_in_a_row_share_blobs_and_are_drilled(
     wrong = run("backup", "gs://bucket/row", "--keep", "1", "--data-dir", busy)
     assert (wrong.code, "in s3://bucket/prefix" in wrong.err) == (2, True), wrong
     assert f"{one} is a backup itself" in run("backup", one, "--keep", "2", "--data-dir", busy).err
-    assert "is whole" in run("backup", "verify", row).out
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for words in ("~/row", row):
+        assert "is whole" in run("backup", "verify", words).out
     drilled = run("backup", "drill", row)
     assert drilled.code == 0, drilled.err
     assert "tiny at version" in drilled.out

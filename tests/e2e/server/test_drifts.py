@@ -20,10 +20,11 @@ import torch
 
 from coordinator.admin.command import NameRequest
 from coordinator.admin.runs import show
+from coordinator.checking import drifts
 from coordinator.checking.case import Case
 from coordinator.checking.drifts import FIRST_STEPS, Drifts
 from coordinator.checking.recompute_comparison import RecomputeFiles, Workbench, redo, update_of
-from coordinator.database import runs
+from coordinator.database import runs, versions
 from coordinator.demo.runs import demo_run
 from coordinator.rules.draws import Redone
 from coordinator.rules.provable_length import DRIFT_SOUGHT, EXTRAPOLATED
@@ -116,7 +117,9 @@ def comparable(case: Case) -> Case:
     return msgspec.structs.replace(case, device="cpu")
 
 
-async def test_no_task_is_handed_out_before_its_length_is_measured(tmp_path: Path) -> None:
+async def test_no_task_is_handed_out_before_its_length_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with local_coordinator(tmp_path) as home:
         await home.start_run(RUNS["sgd"])
         run = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
@@ -128,6 +131,13 @@ async def test_no_task_is_handed_out_before_its_length_is_measured(tmp_path: Pat
         assert lease.job.steps <= run.steps_provable
         shown = await show.run(home.coordinator, NameRequest(name="tiny"))
         assert f"at most {run.steps_provable} steps" in shown.drift
+        version = await home.coordinator.db.read(lambda conn: versions.get(conn, run.id, 0))
+        measured = []
+        for steps in (1.9, 2.0):  # a step is done twice
+            monkeypatch.setattr(drifts, "FIRST_FLOPS", steps * run.step_flops)
+            start = Drifts(home.coordinator, home.coordinator.computing[2])
+            measured.append("drift" in await start.first(run, version.published_sha256))
+        assert measured == [False, True]
 
 
 def plain(text: str) -> str:

@@ -244,6 +244,19 @@ async def test_many_verdicts_are_told_within_seconds(
     assert sorted(state for _, state in told) == ["accepted"] * 3 + ["merged"] * 3
 
 
+async def test_of_too_many_machines_the_ones_that_were_silent_longest_are_forgotten(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat_replies, "TOLD_MAX", 2)
+    beats = home.coordinator.heartbeats
+    workers = [await home.join(name) for name in ("Ann", "Bob", "Cleo")]
+    authenticate = home.coordinator.volunteers.authenticate
+    ann, bob, cleo = [await authenticate(one.worker_id, one.secret) for one in workers]
+    for until, machine in enumerate([ann, bob, ann, cleo], start=1):
+        beats.record_told(machine, until)
+    assert [beats.told_until(machine) for machine in (ann, bob, cleo)] == [3, 0, 4]
+
+
 async def test_a_verdict_that_is_committed_late_is_told_among_many_recent_ones(
     home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

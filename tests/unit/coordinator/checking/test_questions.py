@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ from coordinator.checking.case import Case
 from coordinator.checking.checkers import CheckerOutcome
 from coordinator.checking.drifts import Drifts
 from coordinator.compute import Compute
-from coordinator.database import recomputes, runs
+from coordinator.database import contributions, recomputes, runs
 from coordinator.database.recomputes import RecomputeRow, StoredCase
 from coordinator.database.runs import RunRow
 from coordinator.database.tables.accounts import volunteers
@@ -132,23 +133,30 @@ async def test_what_a_paused_run_refuses_is_not_done_again(home: LocalCoordinato
     assert await orders(home) == []
 
 
-@pytest.mark.parametrize(("own_loss", "result"), [(REPORTED, "passed"), (0.02, "unproven")])
+@pytest.mark.parametrize(
+    ("cosine", "own_loss", "result", "standing"),
+    [
+        (1.0, REPORTED, "passed", "vetted"),
+        (1.0, 0.02, "unproven", "vetted"),
+        (0.0, 0.02, "failed", "suspended"),  # neither the update nor the loss is of the task
+    ],
+)
 async def test_a_loss_that_the_task_does_not_have_is_no_fault_of_the_run(
-    home: LocalCoordinator, own_loss: float, result: str
+    home: LocalCoordinator, cosine: float, own_loss: float, result: str, standing: str
 ) -> None:
-    """The update is right and its account is not blamed; a made-up loss pauses no run either."""
+    """If the update is right, its account is not blamed; a made-up loss pauses no run either."""
     await home.start_run(ALONE)
     low = sa.update(evaluations).values(state="done", loss=0.01)
     await home.coordinator.db.write(lambda conn: conn.execute(low))
     await refused_for_its_loss(await home.join("Ann"), REPORTED)
     (row,) = await orders(home)
-    ended = await judged(home, row, Redone(cosine=1.0, norm_ratio=1.0, loss=own_loss))
+    ended = await judged(home, row, Redone(cosine=cosine, norm_ratio=1.0, loss=own_loss))
     assert (ended.state, ended.result) == ("done", result)
     counted = await home.coordinator.db.read(
         lambda conn: recomputes.repeated_refusals(conn, row.run_id, 0.0)
     )
     assert counted == (result == "passed")
-    assert await standings(home) == ["vetted"]
+    assert await standings(home) == [standing]
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 4), (2, 2), (64, 4)])
@@ -239,3 +247,19 @@ async def test_the_server_takes_over_what_checkers_fail_at_and_not_what_they_giv
             outcome = CheckerOutcome(failed=failed)
             await home.coordinator.checkers.report(task.contribution, hold, here, outcome)
     assert left == [False] * CHECKER_TRIES_MAX + [failed]
+
+
+async def test_a_report_that_comes_again_after_a_lost_reply_is_counted_once(
+    home: LocalCoordinator,
+) -> None:
+    await home.start_run(DRAWN)
+    await (await home.join("Ann")).work(1)
+    here, hold = ComputeDevice(kind=HERE), f"{1:032x}"
+    task = (await home.coordinator.checkers.take("desk", here, hold)).task
+    assert task is not None
+    outcome = CheckerOutcome(found=Redone(cosine=1.0, norm_ratio=1.0), seconds=9e3)
+    report = partial(home.coordinator.checkers.report, task.contribution, hold, here, outcome)
+    first = await report()
+    assert (first.result, await report()) == ("passed", first)
+    done = await home.coordinator.db.read(lambda conn: contributions.by_id(conn, task.contribution))
+    assert done.checked_s == pytest.approx(9e3, rel=0.1)

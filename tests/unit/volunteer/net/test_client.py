@@ -22,11 +22,14 @@ from typing_extensions import override
 from coordinator.http.server import KEEP_ALIVE_S
 from shared import errors
 from shared.errors import VolunteerError
+from shared.protocol import endpoints
 from shared.protocol.base import ErrorBody
 from shared.protocol.limits import HEARTBEAT_S
 from shared.protocol.protocol_version import HEADER, PROTOCOL
+from tests.support.account_rows import newcomer
 from tests.support.certificates import certificate
 from tests.support.virtual_clock import VirtualClock
+from volunteer.net.api import Api
 from volunteer.net.bandwidth import TimeLimit
 from volunteer.net.client import ApiCall, Client
 from volunteer.net.tls import Address
@@ -115,6 +118,33 @@ async def test_no_secret_goes_over_plain_http_beyond_this_machine(url: str) -> N
     assert wire.requests == []
     await client(wire, Address(url=url)).call(ask(secret=False))
     assert not {"authorization", HEADER.lower()} & set(wire.requests[0].headers)
+
+
+async def test_a_secret_in_a_body_is_kept_like_the_token() -> None:
+    wire = Wire(good())
+    api = Api(client(wire, Address(url="http://203.0.113.5:80")))
+    with pytest.raises(errors.Configuration, match="not encrypted"):
+        await api.call(endpoints.REGISTER, body=newcomer("Mia"), patience_s=0.0)
+    assert wire.requests == []
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (408, "HTTP status 408"),
+        (429, "HTTP status 429"),
+        (503, "HTTP status 503"),
+        (404, "another coordinator answers"),
+    ],
+)
+async def test_a_coordinator_that_is_busy_is_not_taken_for_another(
+    status: int, sentence: str
+) -> None:
+    wire = Wire(Said(status))
+    address = dataclasses.replace(LOCAL, public_key="00" * 32)
+    with pytest.raises(errors.Unreachable, match=sentence):
+        await client(wire, address).call(ask())
+    assert [request.url.path for request in wire.requests] == ["/api/v1/server"]
 
 
 async def test_a_redirect_is_not_followed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import TrainSettings
 from shared.workloads.experience import Actor, Inspection, KnownVersion
-from shared.workloads.rollouts import rereading
+from shared.workloads.rollouts import rereading, rollout_work
 from shared.workloads.rollouts.answer_proof import refuted
 from shared.workloads.rollouts.answer_records import (
     LOWEST,
@@ -99,6 +100,22 @@ def test_a_restart_keeps_the_groups_that_were_done(tmp_path: Path) -> None:
     assert decode(again.result()[0].experience) == decode(work.result()[0].experience)
     with pytest.raises(InvalidRunFile, match="another task"):
         again.restore({})
+
+
+def test_speeds_are_those_of_the_whole_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = count()
+    monkeypatch.setattr(rollout_work, "perf_counter", lambda: next(ticks) / 10)
+    task = tiny.job("selfplay", 8)
+    work = tiny.WORKLOAD.begin(task, tiny.lively(), tiny.Window(tmp_path), "cpu")
+    calls = 0
+    while not work.done:
+        report, calls = work.advance(), calls + 1
+    elapsed_s = (next(ticks) - calls) / 10
+    assert calls > 1
+    assert report.metrics["tokens"] / report.metrics["tokens_per_s"] == pytest.approx(elapsed_s)
+    assert report.metrics["problems_per_hour"] == pytest.approx(8 * 3600 / elapsed_s)
 
 
 def test_a_newer_version_answers_the_problems_begun_from_then_on(tmp_path: Path) -> None:
