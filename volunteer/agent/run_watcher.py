@@ -242,9 +242,9 @@ class RunWatcher:
         listed = self.place.bus.status.runs
         measure: Measure = next((info.measure for info in listed if info.name == run), "loss")
         for row in rows:
-            if row.loss is None or (after is not None and row.version <= after):
+            if row.loss is None:
                 continue
-            self._measured[run] = max(row.version, self._measured.get(run, 0))
+            self._measured[run] = row.version
             self.place.bus.emit(
                 events.LossMeasured(
                     version=row.version,
