@@ -181,7 +181,7 @@ async def test_a_member_waits_for_others_only_until_their_updates_are_enough(war
     assert idle is not None
     assert "waits to be mixed with those of 1 other member" in idle.message
     await submit(bob)
-    assert await ward.lease(ward.ann, "mixed")
+    assert (await ward.lease(ward.ann, "mixed")).run == "mixed"
 
 
 async def test_each_machine_goes_through_its_data_once_a_pass(ward: Ward) -> None:

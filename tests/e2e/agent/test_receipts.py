@@ -29,6 +29,7 @@ from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.local_volunteer import SHORT, LocalMachine
 from tests.support.server_process import Process
 from volunteer.account.profile_directory import Identity, Profile
+from volunteer.agent import receipt_keeper
 from volunteer.cli.main import run_command
 from volunteer.control import events
 from volunteer.settings.settings import directories
@@ -292,7 +293,9 @@ def test_wrong_words_get_a_sentence(ann: Account) -> None:
     )
 
 
-async def test_a_volunteer_at_work_fetches_receipts_and_alerts_its_owner(tmp_path: Path) -> None:
+async def test_a_volunteer_at_work_fetches_receipts_and_alerts_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with local_coordinator(tmp_path / "coordinator") as home:
         await home.start_run(SHORT)
         async with home.coordinator.working():
@@ -314,10 +317,14 @@ async def test_a_volunteer_at_work_fetches_receipts_and_alerts_its_owner(tmp_pat
         await home.coordinator.transparency.seal()
         async with home.coordinator.working():
             machine.home = home
+            monkeypatch.setattr(receipt_keeper, "CHECK_S", 1.0)
             async with machine.working() as process:
                 told = await process.until(events.Notice, lambda said: said.level == "error")
                 assert "the coordinator rewrote its history" in told.message
                 assert "as evidence" in told.message
+                await process.heartbeats(6)  # the record is checked again meanwhile
+                alerts = [said for said in process.all(events.Notice) if said.level == "error"]
+                assert alerts == [told]
 
 
 async def test_every_manifest_names_the_head_and_an_old_one_is_signed_again(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ async def test_a_restarted_server_still_says_what_was_lost(
         await home.coordinator.losses.look()
         await home.coordinator.db.write(forgotten)
         assert await home.coordinator.losses.look() == "tiny is at version 0 and was at 1"
+        assert await home.coordinator.losses.look() == ""  # one loss is told once
     async with local_coordinator(tmp_path, database=database_url) as home:
         assert await home.coordinator.losses.look() == ""
         assert "tiny is at version 0 and was at 1" in (await alerts(home.coordinator))["database"]

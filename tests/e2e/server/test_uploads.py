@@ -121,6 +121,7 @@ async def test_uploads_are_counted_against_their_grant(home: LocalCoordinator) -
     refused(await ann.announce(lease, data, sha256="x"), 400)
     refused(await ann.announce(lease, data, part=10**6), 400)
     info = decode(await ann.announce(lease, data), UploadInfo)
+    refused(await ann.announce(lease, data, size=len(data) - 1), 409)
     longer = await ann.put(info.upload_id, 0, data + b"more")
     refused(longer, 413)
     assert longer.headers["connection"] == "close"
@@ -266,10 +267,13 @@ async def test_who_names_what_it_submitted_before_has_the_same_quota(
     assert [reply.status_code for reply in replies] == [200] * 4 + [429] * 2
 
 
-async def test_the_quota_bounds_what_lies_around(tmp_path: Path) -> None:
+@pytest.mark.parametrize("standing", ["vetted", "probation"])
+async def test_the_quota_bounds_what_lies_around(tmp_path: Path, standing: str) -> None:
     async with local_coordinator(tmp_path, constants=Constants(upload_quota_bytes=20_000)) as home:
         await home.start_run()
         ann = await home.join("Ann")
+        db = home.coordinator.db
+        await db.write(lambda conn: set_volunteer(conn, ann.volunteer_id, standing=standing))
         lease = await ann.claim()
         data = await ann.update("tiny")
         reply = await ann.announce(lease, data, size=20_001)

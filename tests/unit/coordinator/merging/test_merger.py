@@ -205,9 +205,12 @@ async def test_a_damaged_base_sets_no_work_aside(
 ) -> None:
     await team(home)
     await damaged(home, monkeypatch, (await values(home, versions.c.master_sha256))[0])
+    background = asyncio.all_tasks()
     for _ in range(3):
         with pytest.raises(DamagedBlob):
             await home.coordinator.merger.merge_if_due(1)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == background  # nobody renews a merge that ended
     assert await values(home, contributions.c.state) == ["accepted", "accepted"]
     m = merges.c
     ((state, count, message, ended),) = await values(
@@ -469,9 +472,12 @@ async def test_the_rate_of_a_later_merge_follows_the_steps_of_the_run(
     assert rates == pytest.approx([lr / 100, 3 * lr / 100])
 
 
-@pytest.mark.parametrize(("shards", "merged"), [(2, "[1,2]"), (3, "[1,2,3]")])
+@pytest.mark.parametrize(
+    ("shards", "merged", "state"),
+    [(2, "[1,2]", "leased"), (2, "[1,2]", "abandoned"), (3, "[1,2,3]", "leased")],
+)
 async def test_a_merge_in_parts_that_was_left_is_resumed_unless_the_plan_changed(
-    tmp_path: Path, shards: int, merged: str
+    tmp_path: Path, shards: int, merged: str, state: str
 ) -> None:
     """Its parts may be done: work that came later waits for the next version."""
     async with local_coordinator(tmp_path) as home:
@@ -480,7 +486,7 @@ async def test_a_merge_in_parts_that_was_left_is_resumed_unless_the_plan_changed
         lease = home.coordinator.merger._lease
         assert await home.coordinator.db.write(lambda conn: lease(conn, 1)) is not None
         await (await home.join("Cleo")).work(9)
-        left = sa.update(merges).values(owner="a dead process", lease_until=0.0)
+        left = sa.update(merges).values(owner="a dead process", lease_until=0.0, state=state)
         table = run_file.decode((await values(home, runs.c.file))[0])
         plan = {**table.plan, "shards": shards}
         file = run_file.encode(msgspec.structs.replace(table, plan=plan))
@@ -526,6 +532,31 @@ async def test_a_part_that_another_process_took_over_leaves_no_file_of_the_first
         assert await home.coordinator.merger.merge_if_due(1)
         after = {entry.sha256 async for entry in home.coordinator.blobs.entries()}
         assert after - before == {(await values(home, versions.c.master_sha256))[1]}
+        assert await sound(home)
+
+
+async def test_a_file_of_a_part_that_cannot_be_deleted_is_swept_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(name: str, reason: str) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(RUN.replace("[plan]", "[plan]\nshards = 2"))
+        await team(home)
+
+        async def stored() -> set[str]:
+            return {entry.sha256 async for entry in home.coordinator.blobs.entries()}
+
+        before = await stored()
+        with monkeypatch.context() as patched:
+            patched.setattr(home.coordinator.blobs, "delete", refuse)
+            assert await home.coordinator.merger.merge_if_due(1)
+        version = (await values(home, versions.c.master_sha256))[1]
+        assert await stored() - before > {version}
+        await home.clock.advance(7 * 86_400.0)
+        await home.coordinator.upkeep.sweep()
+        assert await stored() - before == {version}
         assert await sound(home)
 
 
