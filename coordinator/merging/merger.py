@@ -74,6 +74,9 @@ IDLE_S = 5.0  # the same interval while no run is running
 FAILURES_MAX = 2  # number of failures after which each contribution is tried alone
 # most that the loss of a gated merge may be, as a multiple of the last measured loss
 GATE_RATIO = 1.5
+# standard errors of a share of problems that the loss may be above that: a model that solves all
+# problems has the loss 0
+GATE_ERRORS = 4.0
 NOISE_KEY_BYTES = 32
 
 log = structlog.get_logger("merger")
@@ -356,7 +359,8 @@ class Merger(PlatformService):
         if measured is None:
             raise Unavailable("the server is stopping")
         loss = measured.metrics.get("loss", math.nan)
-        if not math.isfinite(loss) or (before is not None and loss > GATE_RATIO * before):
+        chance = GATE_ERRORS * measured.metrics.get("solved_error", 0.0)
+        if not math.isfinite(loss) or (before is not None and loss > GATE_RATIO * before + chance):
             raise InvalidFrame(
                 f"the merged model has loss {loss:.3f} where {before or 0:.3f} was measured before"
             )

@@ -703,7 +703,7 @@ GATED = RUN + "[evaluation]\ngate = true\n"
 
 
 def measured(
-    home: LocalCoordinator, patch: pytest.MonkeyPatch, *losses: float | None
+    home: LocalCoordinator, patch: pytest.MonkeyPatch, *losses: float | None, error: float = 0.0
 ) -> list[float | None]:
     """Let evaluations find these losses, one after the other; None: the server stops meanwhile."""
     left = list(losses)
@@ -713,6 +713,7 @@ def measured(
         assert not sample
         loss = left.pop(0)
         metrics = {} if loss is None or loss < 0 else {"loss": loss}
+        metrics |= {"solved_error": error} if error else {}
         return (
             None
             if loss is None
@@ -760,6 +761,33 @@ async def test_a_gate_lets_no_version_through_whose_loss_is_much_above_the_last(
                 f"the merged model has loss {shown} where {last or 0:.3f} was measured before"
             )
         assert [path.name for path in home.coordinator.blobs.scratch().glob("merge-*")] == []
+
+
+@pytest.mark.parametrize(
+    ("last", "loss", "error", "passes"),
+    [
+        (0.0, 0.02, 0.014, True),  # 100 of 100 problems were solved, and now 98
+        (0.02, 0.05, 0.022, True),
+        (0.0, 1.0, 0.0, False),
+        (0.1, 0.5, 0.05, False),
+    ],
+)
+async def test_a_gate_blames_nobody_for_the_chance_of_few_problems(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: float,
+    loss: float,
+    error: float,
+    passes: bool,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(GATED)
+        await team(home)
+        done = sa.update(evaluations).values(state="done", loss=last)
+        await home.coordinator.db.write(lambda conn: conn.execute(done))
+        measured(home, monkeypatch, loss, error=error)
+        assert await home.coordinator.merger.merge_if_due(1) == passes
+        assert await values(home, merges.c.failures) == [0 if passes else 1]
 
 
 async def test_who_ruins_a_gated_version_is_found_alone_and_a_stop_blames_nobody(
