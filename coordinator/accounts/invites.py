@@ -76,7 +76,9 @@ class Invites:
         """Make an invite for each name of a class, or `count` invites without a name. Raises
         BadRequest.
         """
-        labels = [reports.line(name) for name in names[: COUNT_MAX + 1]] or [""] * count
+        labels = [reports.line(name) for name in names[: COUNT_MAX + 1]] or [""] * min(
+            count, COUNT_MAX + 1
+        )
         _check(labels, bool(names), uses, expires_s)
         now = self._clock.now()
         until = None if expires_s is None else now + expires_s

@@ -306,6 +306,7 @@ async def test_expired_withdrawn_and_unknown_invites_open_nothing(
 INVITES: list[dict[str, Any]] = [
     {"count": 0},
     {"count": 1001},
+    {"count": 10**18},
     {"uses": 0},
     {"expires_s": 0.0},
     {"expires_s": float("nan")},
