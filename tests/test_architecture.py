@@ -83,7 +83,7 @@ ONLY_SHRINKS = {
     "settings of coordinator, volunteer, run file and plan": 179,
     "first lines that name no thing": 33,
     "functions with a pronoun or participle as a name": 40,
-    "lines of the product with Any": 532,
+    "lines of the product with Any": 527,
 }
 LINE_COLUMNS_MAX = 100
 # Names that more than one class, or more than one file, of the product has. They only get fewer.

@@ -175,15 +175,16 @@ def merge(
 
     The rule merges parameters. Buffers, which are absolute values, are merged by the median of each
     element (of two contributions by the weighted mean) whatever the rule, so that no minority
-    changes a variance. Counters are left to `merge_counters`. Raises NotFinite, which names the
+    changes a variance. Momenta are merged by the weighted mean where the rule is the mean, and else
+    like buffers: a robust rule compares parameters, and a made-up momentum may come with honest
+    ones. Counters are left to `merge_counters`. Raises NotFinite, which names the
     contributions to leave out. A counter in `grid` raises ValueError.
     """
 
     def work(piece: TensorPiece, out: Floats) -> MergedPiece:
         if piece.spec.role == "counter":
             raise ValueError(f"{piece.spec.name} is a counter: merge_counters takes it")
-        is_parameter = piece.spec.role == "parameter"
-        combiner, piece_factors = (rule, factors) if is_parameter else buffer_rule
+        combiner, piece_factors = (rule, factors) if piece.spec.role in by_rule else buffer_rule
         with np.errstate(over="ignore", invalid="ignore"):
             combiner.fill(cohort, piece_factors, piece, out)
             square = kernels.quick_square(out)
@@ -192,6 +193,7 @@ def merge(
             raise NotFinite(cohort.culprits(piece) or cohort.positions, _where(piece))
         return MergedPiece(piece=piece, values=out)
 
+    by_rule = ("parameter", "momentum") if isinstance(rule, Mean) else ("parameter",)
     middle: Aggregator = MEDIAN if len(cohort) > 2 else Mean()
     buffer_rule = middle, middle.factors(cohort, None)
     largest = max((piece.size for piece in grid), default=0)

@@ -273,6 +273,9 @@ class _Walk:
             if piece.spec.role == "parameter":
                 slots = self.state.slots(piece) if self.state else {}
                 squares.append(self._step(name, piece, values, slots))
+            elif piece.spec.role == "momentum":
+                flat: Floats = self.base.array(piece.spec.name).reshape(-1)
+                self.writer.write(name, flat[piece.start : piece.start + piece.size] - values)
             else:
                 self.writer.write(name, self._bounded(piece, values))
         return tuple(squares)

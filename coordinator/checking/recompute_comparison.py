@@ -22,7 +22,7 @@ from coordinator.rules.draws import (
     device_kind,
     precision_of,
 )
-from coordinator.rules.recompute_result import NUDGES, bound, difference, within
+from coordinator.rules.recompute_result import NUDGES, bound, difference, raw_difference, within
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from shared.errors import Configuration, InvalidRunFile, StorageFull, Unavailable
@@ -144,8 +144,7 @@ def redo(
         return redone
     size = NUDGES[precision if is_comparable else "bfloat16"]
     twin = update_of(bench, case, files.weights, data, nudge=size)
-    to_twin = _parameter_likeness(own_update, twin, about.schema)
-    return msgspec.structs.replace(redone, drift=difference(to_twin.cosine, to_twin.norm_ratio))
+    return msgspec.structs.replace(redone, drift=_difference(own_update, twin, about.schema))
 
 
 def update_of(
@@ -198,8 +197,7 @@ def twins(
             Delta(_arrays(start), _arrays(work.result()[1]), about.schema)
             for start, work in zip(starts, works, strict=True)
         )
-        to_twin = _parameter_likeness(update, twin, about.schema)
-        yield min(steps, case.job.steps), difference(to_twin.cosine, to_twin.norm_ratio)
+        yield min(steps, case.job.steps), _difference(update, twin, about.schema)
         if works[0].done:
             return
         steps *= 2
@@ -252,18 +250,18 @@ def missing_library(case: Case) -> str | None:
 
 
 def likeness(own_sums: bytes, other_sums: bytes) -> Likeness:
-    """Compare the sums of an audit's answer with the server's own: the sums of parameters or of
-    buffers, whichever differ more.
+    """Compare the sums of an audit's answer with the server's own: the sums of parameters, or of
+    momenta and buffers, whichever differ more.
     """
     import numpy as np
 
     pairs = (np.frombuffer(sums, np.float32).astype(np.float64) for sums in (own_sums, other_sums))
     halves = zip(*(np.split(numbers, 2) for numbers in pairs), strict=True)
-    likenesses = [_likeness_of(half, other) for half, other in halves]
+    likenesses = [_likeness_of_sums(half, other) for half, other in halves]
     return max(likenesses, key=lambda one: difference(one.cosine, one.norm_ratio))
 
 
-def _likeness_of(half: NDArray[np.float64], other: NDArray[np.float64]) -> Likeness:
+def _likeness_of_sums(half: NDArray[np.float64], other: NDArray[np.float64]) -> Likeness:
     import numpy as np
 
     with np.errstate(all="ignore"):
@@ -289,21 +287,30 @@ def _arrays(tensors: Tensors) -> dict[str, NDArray[Any]]:
 def _comparison(
     case: Case, files: RecomputeFiles, own_update: Delta | ArrayReader, base: SliceReader
 ) -> Redone:
-    """Compare the encoded updates; add the recompute's sums for an audit."""
+    """Compare the encoded updates, by their parameters or their momenta, whichever differ more; add
+    the recompute's sums for an audit.
+    """
     schema = definition(case.run).schema
     with (
         _encoded(own_update, schema, files.codec, case.job.seed) as own_decoded,
         codec(files.codec).decode(files.update, schema) as submitted_decoded,
     ):
-        to_submitted = _parameter_likeness(own_decoded, submitted_decoded, schema)
-        rounded = _parameter_likeness(own_update, own_decoded, schema)
-        return Redone(
-            cosine=to_submitted.cosine,
-            norm_ratio=to_submitted.norm_ratio,
-            rounding=difference(rounded.cosine, rounded.norm_ratio),
-            buffers=_buffers(own_decoded, submitted_decoded, base, schema),
-            sums=audit_sums(own_decoded, schema, files.seed).tobytes() if files.seed else b"",
+        buffers = _buffers(own_decoded, submitted_decoded, base, schema)
+        sums = audit_sums(own_decoded, schema, files.seed).tobytes() if files.seed else b""
+        roles = _encoded_roles(schema)
+        to_submitted = [likeness_of(own_decoded, submitted_decoded, schema, role) for role in roles]
+        rounded = [likeness_of(own_update, own_decoded, schema, role) for role in roles]
+        compared = (
+            Redone(
+                cosine=to_submitted.cosine,
+                norm_ratio=to_submitted.norm_ratio,
+                rounding=difference(rounded.cosine, rounded.norm_ratio),
+                buffers=buffers,
+                sums=sums,
+            )
+            for to_submitted, rounded in zip(to_submitted, rounded, strict=True)
         )
+        return max(compared, key=raw_difference)
 
 
 @contextmanager
@@ -319,10 +326,24 @@ def _encoded(
             yield decoded
 
 
-def _parameter_likeness(first: SliceReader, second: SliceReader, schema: Schema) -> Likeness:
-    """Compare the parameters of two updates."""
+def _encoded_roles(schema: Schema) -> tuple[Role, ...]:
+    """Return the roles of the tensors whose change an update holds."""
+    has_momenta = any(spec.role == "momentum" for spec in schema)
+    return ("parameter", "momentum") if has_momenta else ("parameter",)
+
+
+def _difference(first: SliceReader, second: SliceReader, schema: Schema) -> float:
+    """Return the relative length of the difference of two updates' parameters or of their momenta,
+    whichever is longer.
+    """
+    likenesses = (likeness_of(first, second, schema, role) for role in _encoded_roles(schema))
+    return max(difference(likeness.cosine, likeness.norm_ratio) for likeness in likenesses)
+
+
+def likeness_of(first: SliceReader, second: SliceReader, schema: Schema, role: Role) -> Likeness:
+    """Compare the tensors of a role of two updates."""
     dot = theirs_2 = ours_2 = 0.0
-    for piece, other in _pieces(first, second, schema, "parameter"):
+    for piece, other in _pieces(first, second, schema, role):
         dot += float(piece @ other)
         ours_2 += float(piece @ piece)
         theirs_2 += float(other @ other)

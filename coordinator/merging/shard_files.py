@@ -69,7 +69,7 @@ def _of_weights(shard: Shard, file: BinaryIO) -> Iterator[Span]:
     """
     header = read_header(file)
     for piece in shard:
-        ends = (piece.start, piece.stop) if piece.spec.role == "parameter" else (0, None)
+        ends = (piece.start, piece.stop) if piece.spec.is_encoded else (0, None)
         yield header.span(piece.spec.name, *ends)
 
 

@@ -35,10 +35,14 @@ ADAM_REACH = 4.0
 # most volunteers whose norms count, those of the newest updates; with fewer than COHORT_MIN
 # volunteers no update is refused by comparison
 COHORT, COHORT_MIN = 32, 8
+ROUNDING = 0.1  # most that the rounding of a codec lengthens an update, relative to it
 VOICE_OF = 8  # most norms of a volunteer, its newest, from which its median is taken
 # A random walk of Adam's steps has the norm lr sqrt(steps parameters). A hundredth of that means
 # that only one of ten thousand parameters was trained.
 ADAM_LEAST = 0.01
+# Momenta of a version and of a task's end are means of clipped gradients. Each half of them, of
+# matrices in blocks and of other parameters, has weights of its own.
+MOMENTUM_REACH = 2 * math.sqrt(2)
 COHORT_LEAST = 0.02  # an honest update has at least this share of the cohort's median norm
 
 
@@ -47,7 +51,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     store does not return the uploaded bytes.
     """
 
-    norm: float = 0.0
+    norm: float = 0.0  # of the parameters
+    momentum: float = 0.0  # norm of the change of the momenta
     finite: bool = True
     problem: str = ""
     damaged: bool = False
@@ -133,7 +138,9 @@ def measure(path: Path, schema: Schema, codec: str) -> Measurement:
     except InvalidFrame as error:
         return Measurement(problem=error.message)
     problem = f"{stats.negative} holds a variance below zero" if stats.negative else ""
-    return Measurement(norm=stats.norm, finite=stats.finite, problem=problem)
+    return Measurement(
+        norm=stats.norm, momentum=stats.momentum, finite=stats.finite, problem=problem
+    )
 
 
 def reach(train: TrainSettings, steps: int, parameters: int) -> float:
@@ -268,6 +275,13 @@ def _norm(
 ) -> Judgement | float:
     """Return a rejection, or the factor that scales the contribution to its cohort."""
     norm, steps = evidence.measurement.norm, evidence.task_steps
+    momentum, most_momentum = evidence.measurement.momentum, MOMENTUM_REACH * train.clip_norm
+    if momentum > most_momentum * (1 + ROUNDING):
+        return _rejected(
+            Reason.NORM,
+            f"the momentum changes by {momentum:.3g}; gradients clipped to {train.clip_norm:g} "
+            f"cannot change it by more than {most_momentum:.3g}",
+        )
     if plan.update == "delta":
         most = reach(train, steps, evidence.parameters)
         if norm > most:

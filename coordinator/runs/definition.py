@@ -137,6 +137,7 @@ def of_file(text: str) -> Definition:
     sized = file.task.max_steps if file.task.target_seconds > 0 else 0
     check_steps(plan, file.task.steps, sized)
     privacy.check(file.privacy, plan, schema, data=file.data, gate=file.evaluation.gate)
+    _check_momenta(file.train, plan, schema)
     return Definition(
         file=file,
         plan=plan,
@@ -145,6 +146,23 @@ def of_file(text: str) -> Definition:
         schema_sha256=digest(canonical(schema)),
         parameters=sum(spec.count for spec in schema if spec.role == "parameter"),
     )
+
+
+def _check_momenta(train: TrainSettings, plan: Plan, schema: Schema) -> None:
+    """Raise InvalidRunFile for momenta that no optimiser of this run would move or bound."""
+    has_momenta = any(spec.role == "momentum" for spec in schema)
+    is_bounded = (
+        plan.update == "delta"
+        and plan.codec != "float32"
+        and train.optimizer == "muon"
+        and train.clip_norm > 0
+    )
+    if has_momenta and not is_bounded:
+        raise InvalidRunFile(
+            "[model] shared_momentum = true shares the momentum of local steps by Muon: it needs a"
+            ' [plan] of deltas with a codec other than "float32", [train] optimizer = "muon" and'
+            " clip_norm above 0"
+        )
 
 
 def check_train(settings: TrainSettings, plan: Plan, *, learns: bool = False) -> None:
@@ -201,7 +219,7 @@ def table_defaults(
     for a run that `strangers` may join, of open runs.
     """
     preset_keys = PRESETS.get(str(file.plan.get("preset")), {})
-    tables = dict(workload.defaults({**preset_keys, **file.plan}))
+    tables = dict(workload.defaults({**preset_keys, **file.plan}, file.model))
     preset = TASKS.get(str(file.plan.get("preset")), {})
     tables |= {"task": {**preset, **tables.get("task", {})}}
     return _for_strangers(file, tables) if strangers else tables

@@ -341,7 +341,8 @@ def check_source(path: Path, about: Definition, tokenizer: str | None) -> None:
     except (SafetensorError, OSError) as error:
         raise InvalidRunFile(f"[train] init_from: {path} is no safetensors file") from error
     for spec in about.schema:
-        if shapes.get(spec.name) != spec.shape:
+        is_left_out = spec.role == "momentum" and spec.name not in shapes
+        if shapes.get(spec.name) != spec.shape and not is_left_out:
             raise InvalidRunFile(
                 f'[train] init_from: {path} has no tensor "{spec.name}" of shape {spec.shape}: '
                 f"export a run of the same [model] in the format {PLAIN}"
@@ -363,14 +364,19 @@ def check_tokenizers(source: str, first: str | None, second: str | None) -> None
 
 
 def imported(path: Path, about: Definition) -> Mapping[str, torch.Tensor]:
-    """Return the tensors of a version or an exported folder for `[train] init_from`.
+    """Return the tensors of a version or an exported folder for `[train] init_from`; a folder has
+    no momenta, which begin at zero.
 
     Raises InvalidRunFile if they do not fit the model.
     """
+    import torch
     from safetensors.torch import load_file
 
     check_source(path, about, None)
     tensors = load_file(path)
+    for spec in about.schema:
+        if spec.role == "momentum" and spec.name not in tensors:
+            tensors[spec.name] = torch.zeros(spec.shape)
     return {
         spec.name: tensors[spec.name].float() if spec.dtype == "F32" else tensors[spec.name]
         for spec in about.schema

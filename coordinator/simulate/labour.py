@@ -54,7 +54,7 @@ class SimulatedWork:
         with open_frame(weights, self._about.schema) as base:
             tensors = {
                 spec.name: np.resize(noise, spec.shape)
-                if spec.role == "parameter"
+                if spec.is_encoded
                 else base.array(spec.name)
                 for spec in self._about.schema
             }

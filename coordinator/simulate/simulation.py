@@ -201,7 +201,7 @@ class _Simulation:
         real = scenario.model.parameters or _parameters(workload.schema(model))
         # the downlink is chosen by the size of the real model, not of the stand-in
         if isinstance(plan := table.get("plan", {}), dict):
-            plan = {**workload.defaults(plan).get("plan", {}), **plan}
+            plan = {**workload.defaults(plan, table.get("model", {})).get("plan", {}), **plan}
             table["plan"] = with_downlink(plan, real * PARAMETER_BYTES)
         if real > PARAMETERS_MAX and table["workload"] in STAND_INS:
             table["model"] = {**table.get("model", {}), **STAND_INS[table["workload"]]}

@@ -1,7 +1,7 @@
 """Codecs: the wire form of an update, and its reading slice by slice for a merge.
 
-The codec's kernel encodes parameters. Every codec stores buffers as absolute float32 values and
-counters as int64. Both come first in the file, where they are aligned.
+The codec's kernel encodes parameters and momenta. Every codec stores buffers as absolute float32
+values and counters as int64. Both come first in the file, where they are aligned.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class DecodedUpdate(SchemaTensors):
         Raises InvalidFrame if scales are invalid.
         """
         spec, wire = self._specs[name], self._flat(name)
-        if spec.role != "parameter":
+        if not spec.is_encoded:
             return wire[0][start:stop]
         # a hostile scale gives infinities, which `inspect` reports
         with naming_tensor(name), np.errstate(over="ignore"):
@@ -86,7 +86,7 @@ class DecodedUpdate(SchemaTensors):
         Raises as `read` does.
         """
         spec = self._specs[name]
-        if spec.role != "parameter":
+        if not spec.is_encoded:
             return sum_squares(self.read(name, start, stop))
         with naming_tensor(name), np.errstate(over="ignore"):
             return self._kernel.square(self._flat(name), spec.count, start, stop)
@@ -95,7 +95,7 @@ class DecodedUpdate(SchemaTensors):
         """Return a tensor in its wire form, each array flat."""
         if name not in self._wire:
             spec = self._specs[name]
-            wire = self._kernel.parts(spec) if spec.role == "parameter" else (spec,)
+            wire = self._kernel.parts(spec) if spec.is_encoded else (spec,)
             self._wire[name] = [self._frame.array(part.name).reshape(-1) for part in wire]
         return self._wire[name]
 
@@ -124,11 +124,9 @@ class Codec:
 
     def wire_schema(self, schema: Schema) -> Schema:
         """Return the tensors that a file of this codec must hold, in their order."""
-        carried = [_wire_spec(spec) for spec in schema if spec.role != "parameter"]
+        carried = [_wire_spec(spec) for spec in schema if not spec.is_encoded]
         carried.sort(key=lambda spec: spec.dtype != "I64")
-        encoded = [
-            part for spec in schema if spec.role == "parameter" for part in self.kernel.parts(spec)
-        ]
+        encoded = [part for spec in schema if spec.is_encoded for part in self.kernel.parts(spec)]
         wire = (*carried, *encoded)
         by_name(wire)
         return wire
@@ -151,10 +149,10 @@ class Codec:
         wire, source = self.wire_schema(schema), _reader(tensors, schema)
         with FrameWriter(path, wire, {"codec": self.name}) as writer:
             for spec in wire:
-                if spec.role != "parameter":
+                if not spec.is_encoded:
                     _write_unencoded(spec, source, writer)
             for spec in schema:
-                if spec.role == "parameter":
+                if spec.is_encoded:
                     self._encode(spec, source, writer, seed, echo)
             written = writer.close()
         return EncodedUpdate(sha256=written.sha256, size=written.size)
@@ -172,7 +170,7 @@ class Codec:
         header = read_header(file, header_limit(wire))
         check_header(header, wire, os.fstat(file.fileno()).st_size)
         for spec, start, stop in cuts:
-            if spec.role != "parameter":
+            if not spec.is_encoded:
                 yield header.span(spec.name, start, stop)
                 continue
             before, behind = (

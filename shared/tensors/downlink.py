@@ -33,7 +33,15 @@ from shared.tensors.slices import (
     bf16_from_float,
     float_from_bf16,
 )
-from shared.tensors.spec import INTEGERS, WALK_ELEMENTS, Role, Schema, TensorSpec, grid
+from shared.tensors.spec import (
+    INTEGERS,
+    MOMENTUM,
+    WALK_ELEMENTS,
+    Role,
+    Schema,
+    TensorSpec,
+    grid,
+)
 from shared.tensors.update import Delta
 
 
@@ -85,7 +93,7 @@ def follow_link(
         published = _PublishedFile(schema, writer, how.rounded)
         room = aligned(SPAN)
         for spec in schema:
-            if spec.role == "parameter":
+            if spec.is_encoded:
                 published.carry(step, until=spec.name)
                 for start, stop in grid(spec.count, SPAN):
                     decoded = step.read(spec.name, start, stop, room)
@@ -105,7 +113,7 @@ def round_weights(master: Path, schema: Schema, path: Path) -> WrittenFile:
         writer = files.enter_context(FrameWriter(path, schema, sync=False))
         published = _PublishedFile(schema, writer, True)
         for spec in schema:
-            if spec.role == "parameter":
+            if spec.is_encoded:
                 published.carry(source, until=spec.name)
                 for start, stop in grid(spec.count, SPAN):
                     published.put(spec, source.read(spec.name, start, stop))
@@ -116,8 +124,9 @@ def round_weights(master: Path, schema: Schema, path: Path) -> WrittenFile:
 def schema_of_link(base: Path, link: Path, sha256: str) -> Schema:
     """Return the schema of the weights `base`, checked against its SHA-256 in a signed manifest.
 
-    The header of a file has no roles: parameters are the tensors that the link quantises, counters
-    the tensors of integers, buffers all other tensors. Raises InvalidFrame, OSError.
+    The header of a file has no roles: parameters and momenta, which their names tell apart, are the
+    tensors that the link quantises, counters the tensors of integers, buffers all other tensors.
+    Raises InvalidFrame, OSError.
     """
     scaled = {spec.name for spec in schema_of_file(link) if spec.name.endswith(SCALE)}
     schema = tuple(_with_role(spec, scaled) for spec in schema_of_file(base))
@@ -129,7 +138,7 @@ def schema_of_link(base: Path, link: Path, sha256: str) -> Schema:
 def _with_role(spec: TensorSpec, scaled: Set[str]) -> TensorSpec:
     role: Role = "counter" if spec.dtype in INTEGERS else "buffer"
     if spec.name + SCALE in scaled:
-        role = "parameter"
+        role = "momentum" if spec.name.startswith(MOMENTUM) else "parameter"
     return TensorSpec(spec.name, spec.shape, spec.dtype, role)
 
 
@@ -145,7 +154,7 @@ class _PublishedFile:
         """Write buffers and counters up to the parameter `until`, or the end. Raises as `put`."""
         while self._left and self._left[0].name != until:
             spec = self._left.popleft()
-            if spec.role != "parameter":
+            if not spec.is_encoded:
                 for start, stop in grid(spec.count, WALK_ELEMENTS):
                     self._write(spec, source.read(spec.name, start, stop))
 

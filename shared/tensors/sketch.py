@@ -11,6 +11,7 @@ know which ones count. If two updates have the cosine 1 - d, the sketches' cosin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Protocol
@@ -44,11 +45,13 @@ class Places:
     signs: Floats  # (D, M), 1 or -1
 
 
-def draw_places(schema: Schema, secret: bytes, most: int, role: Role = "parameter") -> Places:
-    """Draw at most `most` stretches of the tensors of a role, and signs for each number of a
+def draw_places(
+    schema: Schema, secret: bytes, most: int, roles: Sequence[Role] = ("parameter",)
+) -> Places:
+    """Draw at most `most` stretches of the tensors of these roles, and signs for each number of a
     sketch. The same secret gives the same places on every machine.
     """
-    parameters = [spec for spec in schema if spec.role == role and spec.count]
+    parameters = [spec for spec in schema if spec.role in roles and spec.count]
     blocks = np.array([-(-spec.count // STRETCH) for spec in parameters], np.int64)
     ends = np.cumsum(blocks)
     random = np.random.Generator(np.random.Philox(key=_number(secret)))
@@ -77,11 +80,11 @@ def sketch(update: Slices, places: Places) -> Floats:
 
 def audit_sums(update: Slices, schema: Schema, seed: int) -> Floats:
     """Return the sums of an update that an audit compares, (2 D,) float32: of the parameters, then
-    of the buffers.
+    of the momenta and buffers.
     """
-    roles: tuple[Role, ...] = ("parameter", "buffer")
+    halves: tuple[tuple[Role, ...], ...] = (("parameter",), ("momentum", "buffer"))
     secret = seed.to_bytes(8, "big")
-    drawn = [draw_places(schema, secret, AUDIT_STRETCHES, role) for role in roles]
+    drawn = [draw_places(schema, secret, AUDIT_STRETCHES, roles) for roles in halves]
     return np.concatenate([sketch(update, places) for places in drawn])
 
 

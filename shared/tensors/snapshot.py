@@ -88,7 +88,7 @@ def unpack_snapshot(path: Path, schema_sha256: str, weights: Path, most: int) ->
 
 def _rounded(spec: TensorSpec) -> bool:
     """Return True if a snapshot stores the tensor as bfloat16."""
-    return spec.role == "parameter" and spec.dtype == "F32"
+    return spec.is_encoded and spec.dtype == "F32"
 
 
 def _packed(spec: TensorSpec, values: Array) -> Array:

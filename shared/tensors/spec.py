@@ -15,7 +15,9 @@ import msgspec
 
 from shared.errors import InvalidFrame
 
-Role: TypeAlias = Literal["parameter", "buffer", "counter"]
+Role: TypeAlias = Literal["parameter", "momentum", "buffer", "counter"]
+
+MOMENTUM = "momentum/"  # begins the name of a parameter's momentum
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -33,8 +35,8 @@ WALK_ELEMENTS = 1 << 17  # elements of a finer grid, for work whose result does 
 class TensorSpec(msgspec.Struct, frozen=True):
     """One tensor; `dtype` is safetensors' name of the type.
 
-    Parameters are trained; buffers (batch-norm statistics) and counters (steps seen) only accompany
-    them. Raises InvalidFrame for a tensor that no file could hold.
+    Parameters are trained; momenta of their optimiser, buffers (batch-norm statistics) and counters
+    (steps seen) only accompany them. Raises InvalidFrame for a tensor that no file could hold.
     """
 
     name: str
@@ -65,8 +67,24 @@ class TensorSpec(msgspec.Struct, frozen=True):
     def nbytes(self) -> int:
         return self.count * ITEM_BYTES[self.dtype]
 
+    @property
+    def is_encoded(self) -> bool:
+        """Return True if an update holds the tensor's change, encoded by a codec, and False if it
+        holds the tensor itself.
+        """
+        return self.role in ("parameter", "momentum")
+
 
 Schema: TypeAlias = tuple[TensorSpec, ...]
+
+
+def momenta_of(schema: Schema) -> Schema:
+    """Return the momentum of each parameter, for a run that merges and publishes them."""
+    return tuple(
+        TensorSpec(MOMENTUM + spec.name, spec.shape, role="momentum")
+        for spec in schema
+        if spec.role == "parameter"
+    )
 
 
 def nbytes(schema: Schema) -> int:

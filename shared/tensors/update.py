@@ -18,8 +18,8 @@ VARIANCE = "running_var"  # PyTorch's name of a running variance
 
 
 class Delta(SchemaTensors):
-    """Update of local training, computed when it is read: base minus local for parameters, the
-    local values of buffers and counters.
+    """Update of local training, computed when it is read: base minus local for parameters and
+    momenta, the local values of buffers and counters.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Delta(SchemaTensors):
         Raises InvalidFrame if a tensor is missing, or its shape or type differs from the schema.
         """
         local = self._local.read(name, start, stop)
-        if self._specs[name].role != "parameter":
+        if not self._specs[name].is_encoded:
             return local
         with np.errstate(over="ignore", invalid="ignore"):  # the encoder finds NaN and infinity
             difference: Array = self._base.read(name, start, stop) - local
@@ -51,6 +51,7 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of an update."""
 
     norm: float  # L2 norm over all parameters
+    momentum: float  # L2 norm over all momenta
     norms: dict[str, float]  # L2 norm of each parameter and buffer
     finite: bool
     negative: str = ""  # name of a variance with a value below zero
@@ -69,8 +70,13 @@ def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
             for start, stop in grid(spec.count):
                 squares[spec.name] += update.square(spec.name, start, stop)
         finite = all(math.isfinite(squares[spec.name]) for spec in floats)
+        norms = {
+            role: math.sqrt(sum(squares[spec.name] for spec in floats if spec.role == role))
+            for role in ("parameter", "momentum")
+        }
         return UpdateStats(
-            norm=math.sqrt(sum(squares[spec.name] for spec in floats if spec.role == "parameter")),
+            norm=norms["parameter"],
+            momentum=norms["momentum"],
             norms={spec.name: math.sqrt(squares[spec.name]) for spec in floats},
             finite=finite,
             negative=_negative(update, floats) if finite else "",

@@ -54,6 +54,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "train": ("train",),
 }
 Config: TypeAlias = Mapping[str, Any]  # a `[model]` table with all defaults filled in
+RunTable: TypeAlias = Mapping[str, Any]  # table of a run file
 Weights: TypeAlias = "Mapping[str, torch.Tensor]"  # tensors by name
 
 StepsOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
@@ -356,9 +357,9 @@ class Workload(Protocol):
         """Return False if the workload takes no dataset, or makes its own data."""
         return bool(self.dataset_kinds) and self.declaration.taught_by == "samples"
 
-    def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    def defaults(self, plan: RunTable, model: RunTable) -> Mapping[str, RunTable]:
         """Return this workload's defaults for the tables of a run file, by table. `plan` is the
-        run's `[plan]` with the keys of its preset.
+        run's `[plan]` with the keys of its preset, `model` its `[model]` as written.
         """
         return {}
 

@@ -267,7 +267,7 @@ def test_it_says_what_it_is(subject: Subject) -> None:
     assert (declaration.taught_by == "experience") == (workload.experience is not None)
     assert (declaration.output == "moves") == isinstance(workload.experience, Games)
     for plan in ({}, {"preset": "fedavg"}, {"preset": "gradient-average"}):
-        assert set(workload.defaults(plan)) <= {"plan", "task", "train", "validation"}
+        assert set(workload.defaults(plan, {})) <= {"plan", "task", "train", "validation"}
 
 
 # ------------------------------------------------------------------------------------ the run file

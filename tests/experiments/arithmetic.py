@@ -139,7 +139,7 @@ class Subject:
 
     def _board(self, folder: Path) -> tuple[dict[str, Any], Data]:
         self.batch, self.kind = 64, "learn"
-        given = tiny_gomoku.WORKLOAD.defaults({})["train"]  # with twenty steps of warm-up
+        given = tiny_gomoku.WORKLOAD.defaults({}, {})["train"]  # with twenty steps of warm-up
         self.train = TrainSettings(**given)
         path = folder / "games"
         path.mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from coordinator.checking.recompute_comparison import _parameter_likeness
+from coordinator.checking.recompute_comparison import likeness_of
 from coordinator.rules.draws import Redone
 from coordinator.rules.recompute_result import difference as apart
 from coordinator.rules.recompute_result import raw_difference
@@ -126,14 +126,14 @@ def sent(
         chosen.decode(files[0], about.schema) as own,
         chosen.decode(files[1], about.schema) as theirs,
     ):
-        beside = _parameter_likeness(own, theirs, about.schema)
-        rounded = _parameter_likeness(one, own, about.schema)
+        beside = likeness_of(own, theirs, about.schema, "parameter")
+        rounded = likeness_of(one, own, about.schema, "parameter")
     redone = Redone(
         cosine=beside.cosine,
         norm_ratio=beside.norm_ratio,
         rounding=apart(rounded.cosine, rounded.norm_ratio),
     )
-    raw = _parameter_likeness(one, other, about.schema)
+    raw = likeness_of(one, other, about.schema, "parameter")
     return apart(raw.cosine, raw.norm_ratio), raw_difference(redone)
 
 

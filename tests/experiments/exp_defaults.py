@@ -105,6 +105,15 @@ def presets(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
                     yield name_of(texts, name, rate, seed), (texts, rate, of_preset(name, seed))
 
 
+def shared(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
+    """Cells of `diloco` whose tasks begin with the mean momentum of the last ones."""
+    merge = {"lr": 1.0, "momentum": 0.3}  # the workload's defaults with a shared momentum
+    for seed in FEWER:
+        rate = best(done, "code", "data-parallel")
+        run = of_preset("diloco", seed, plan=merge, local_steps=15, model={"shared_momentum": True})
+        yield name_of("code", "shared momentum", rate, seed), ("code", rate, run)
+
+
 def beside_a_slow_one(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
     """Cells with one machine five times slower; together the four train as much as equal ones."""
     fast = {"steps_per_s": 1.0, "jitter": 0.0, "overhead_s": 0.0, "latency_ms": 2.0}
@@ -202,7 +211,7 @@ def tables(done: Mapping[str, Row]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|"
     for what, steps in (("", LONG), (f"{SLOW} ", LONG), ("", ROUNDS_200), ("", SHORT)):
         for texts in TEXTS:
-            for name in (*FIRST, *OTHERS, *EVERY_STEP):
+            for name in (*FIRST, "shared momentum", *OTHERS, *EVERY_STEP):
                 yield from _line(done, texts, what + name, steps)
     yield ""
     yield from _codecs(done)
@@ -265,7 +274,7 @@ def main() -> None:
         print("\n".join(tables(done)))
         return
     done = work_off(options, controls(), work)
-    for cells in (presets, beside_a_slow_one, codecs):
+    for cells in (presets, shared, beside_a_slow_one, codecs):
         done = work_off(options, cells(done), work)
     done = work_off(options, controls(FEWER, ROUNDS_200, ("code",)), work)
     work_off(options, longer(done), work)

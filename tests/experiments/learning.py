@@ -159,6 +159,7 @@ class Run:
     """One run of some workers."""
 
     plan: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)  # keys besides the setup's
     workers: int = 4
     steps: int = 0  # of each worker, if not the setup's
     local_steps: int = 30
@@ -336,7 +337,7 @@ def _table(setup: Setup, run: Run) -> dict[str, Any]:
         "run": {
             "workload": "gpt",
             "seed": run.seed,
-            "model": dict(setup.model),
+            "model": {**setup.model, **run.model},
             "task": {
                 "local_steps": run.local_steps,
                 "batch_size": run.batch or setup.batch,

@@ -19,6 +19,7 @@ from shared.workloads.base import (
     DatasetManifest,
     FormatWanted,
     Job,
+    RunTable,
     Sample,
     Weights,
     Work,
@@ -61,7 +62,7 @@ class DcganWorkload(Workload):
     declaration = Declaration(output="image", measure="distance", items="images")
 
     @override
-    def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    def defaults(self, plan: RunTable, model: RunTable) -> Mapping[str, RunTable]:
         local = {} if plan.get("update") == "gradient" else _LOCAL
         return {"train": _TRAIN | local, "task": _TASK, "validation": _VALIDATION}
 

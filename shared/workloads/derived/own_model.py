@@ -31,6 +31,7 @@ from shared.workloads.base import (
     Decoder,
     FormatWanted,
     Job,
+    RunTable,
     Sample,
     Weights,
     Work,
@@ -86,7 +87,7 @@ class OwnModel(Workload):
         return CodePlace(self.code, self.data)
 
     @override
-    def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    def defaults(self, plan: RunTable, model: RunTable) -> Mapping[str, RunTable]:
         # Adam's first steps are signs of gradients: tasks with a fresh Adam are hard to prove
         return {} if plan.get("update") == "gradient" else {"train": {"optimizer": "muon"}}
 

@@ -23,6 +23,7 @@ from shared.workloads.base import (
     DatasetManifest,
     FormatWanted,
     Job,
+    RunTable,
     Sample,
     Weights,
     Work,
@@ -51,7 +52,7 @@ class GomokuWorkload(Workload):
     experience = GomokuGames()
 
     @override
-    def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    def defaults(self, plan: RunTable, model: RunTable) -> Mapping[str, RunTable]:
         return {
             "plan": {"preset": "self-play", "codec": "bf16"},
             "task": {"local_steps": 100, "batch_size": 256},

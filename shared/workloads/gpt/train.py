@@ -11,6 +11,7 @@ from shared.workloads.data.windows import Windows, task_samples, windows_of
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
 from shared.workloads.gpt.model import build
 from shared.workloads.training.device_differences import to_device
+from shared.workloads.training.learner import momenta
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
 
@@ -31,6 +32,7 @@ class GptWork(StepWork):
             device=device,
             samples=len(rows),
             flops=flops_per_sample(config),
+            momenta=momenta(weights) if config.shared_momentum else None,
         )
 
     @override

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from shared.errors import BadRequest
-from shared.tensors.spec import Schema
+from shared.tensors.spec import Schema, momenta_of, nbytes
 from shared.workloads.base import (
     Config,
     ConvertedModel,
@@ -20,10 +20,12 @@ from shared.workloads.base import (
     Decoder,
     FormatWanted,
     Job,
+    RunTable,
     Sample,
     Weights,
     Work,
     Workload,
+    fit_weights,
 )
 from shared.workloads.data.windows import windows_of
 from shared.workloads.declaration import Declaration
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 # Keys of `[plan]` that define the merge; a run file that sets one keeps its own merge.
 _OWN_WAY = frozenset(("preset", "update", "optimizer", "lr", "momentum", "window", "prox_mu"))
+# With the momentum of all machines, merges need little of their own (docs/decisions/0036).
+_SHARED_MOMENTUM = {"lr": 1.0, "momentum": 0.3}
 _RESIDUAL = ("attn.proj.weight", "mlp.down.weight")  # scaled down with depth, as in GPT-2
 
 
@@ -49,10 +53,12 @@ class GptWorkload(Workload):
     declaration = Declaration(output="text")
 
     @override
-    def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    def defaults(self, plan: RunTable, model: RunTable) -> Mapping[str, RunTable]:
         if plan.get("update") == "gradient":  # the server makes the steps
             return {}
-        merge = {} if plan.keys() & _OWN_WAY else {"preset": "diloco"}
+        merge: dict[str, object] = {} if plan.keys() & _OWN_WAY else {"preset": "diloco"}
+        if model.get("shared_momentum") and {**merge, **plan}.get("preset") == "diloco":
+            merge |= _SHARED_MOMENTUM
         return {"plan": merge, "train": {"optimizer": "muon"}}
 
     @override
@@ -61,12 +67,18 @@ class GptWorkload(Workload):
 
     @override
     def schema(self, config: Config) -> Schema:
-        return gpt_config.schema(GptConfig.from_dict(config))
+        checked = GptConfig.from_dict(config)
+        parameters = gpt_config.schema(checked)
+        return (*parameters, *momenta_of(parameters)) if checked.shared_momentum else parameters
 
     @override
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
+        import torch
+
         checked = GptConfig.from_dict(config)
-        return transformer(gpt_config.schema(checked), seed, checked.n_layer, _RESIDUAL)
+        weights = transformer(gpt_config.schema(checked), seed, checked.n_layer, _RESIDUAL)
+        momenta = self.schema(config)[len(weights) :]
+        return weights | {spec.name: torch.zeros(spec.shape) for spec in momenta}
 
     @override
     def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
@@ -79,6 +91,12 @@ class GptWorkload(Workload):
     @override
     def flops_per_sample(self, config: Config) -> float:
         return gpt_config.flops_per_sample(GptConfig.from_dict(config))
+
+    @override
+    def fixed_bytes(self, config: Config) -> int:
+        """Return the bytes of a version's momenta, which the task's own accompany."""
+        schema = self.schema(config)
+        return nbytes(tuple(spec for spec in schema if spec.role == "momentum"))
 
     @override
     def streamed_bytes(self, config: Config) -> int:
@@ -126,8 +144,9 @@ class GptWorkload(Workload):
 
     @override
     def export(self, config: Config, weights: Weights) -> dict[str, torch.Tensor]:
-        tensors = dict(weights)
-        if GptConfig.from_dict(config).tie_head:
+        checked = GptConfig.from_dict(config)
+        tensors = fit_weights(gpt_config.schema(checked), weights)
+        if checked.tie_head:
             tensors["head.weight"] = weights["tok_emb.weight"].clone()
         return tensors
 
@@ -136,5 +155,6 @@ class GptWorkload(Workload):
         from shared.workloads.gpt.transformers_folder import converted
         from shared.workloads.training.gguf_file import as_gguf
 
-        model = converted(GptConfig.from_dict(config), weights, target)
+        checked = GptConfig.from_dict(config)
+        model = converted(checked, fit_weights(gpt_config.schema(checked), weights), target)
         return as_gguf(model) if target.format == "gguf" else model

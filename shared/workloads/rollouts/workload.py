@@ -27,6 +27,7 @@ from shared.workloads.base import (
     FormatWanted,
     Job,
     Origin,
+    RunTable,
     Sample,
     Weights,
     Work,
@@ -60,7 +61,7 @@ class RolloutsWorkload(Workload):
     experience = RolloutExperience()
 
     @override
-    def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    def defaults(self, plan: RunTable, model: RunTable) -> Mapping[str, RunTable]:
         return {
             "plan": {"preset": "self-play", "codec": "bf16"},
             "task": {"local_steps": 8, "batch_size": 64},

@@ -10,23 +10,39 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from shared.tensors.spec import MOMENTUM
 from shared.workloads.base import Job, Weights
 from shared.workloads.training.device_differences import to_host
 from shared.workloads.training.lr_schedule import learning_rate, rewarm_factor
 from shared.workloads.training.optimizer import InnerOptimizer
 
 
-class Learner:
-    """Named parameters during one task, with an inner optimiser that is fresh in each task."""
+def momenta(weights: Weights) -> dict[str, Tensor]:
+    """Return the momenta that a version holds, by parameter."""
+    return {
+        name.removeprefix(MOMENTUM): value
+        for name, value in weights.items()
+        if name.startswith(MOMENTUM)
+    }
 
-    def __init__(self, parameters: Mapping[str, Parameter], job: Job) -> None:
+
+class Learner:
+    """Named parameters during one task, with an inner optimiser that is fresh in each task, or
+    begins with the `momenta` of the base version and adds its own to the result.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Parameter], job: Job, momenta: Weights | None = None
+    ) -> None:
         self._parameters = dict(parameters)
         self._job = job
         self._inner: InnerOptimizer | None = None
         self._sums: dict[str, Tensor] = {}  # sums of the gradient, in a "gradient" job
         self._base: dict[str, Tensor] = {}  # weights towards which FedProx pulls
+        self._has_momenta = bool(momenta)
         if job.update == "delta":
             self._inner = InnerOptimizer(self._parameters, job.train)
+            self._inner.begin_with(momenta or {})
             if job.train.prox_mu > 0:
                 self._base = {name: p.detach().clone() for name, p in self._parameters.items()}
         else:
@@ -65,12 +81,18 @@ class Learner:
         """Return the learning rate of a step of this task."""
         job = self._job
         rate = learning_rate(job.train, job.global_step + step, job.total_steps)
-        return rate * rewarm_factor(step, job.steps)
+        return rate if self._has_momenta else rate * rewarm_factor(step, job.steps)
 
     def result(self) -> dict[str, Tensor]:
-        """Return the result of the task, on the CPU: the weights, or the mean gradient."""
+        """Return the result of the task, on the CPU: the weights and the momenta that the version
+        holds, or the mean gradient.
+        """
         tensors: Weights = self._sums or self._parameters
-        return {name: to_host(value) for name, value in tensors.items()}
+        result = {name: to_host(value) for name, value in tensors.items()}
+        if self._inner and self._has_momenta:
+            ends = self._inner.momenta()
+            result |= {MOMENTUM + name: to_host(value) for name, value in ends.items()}
+        return result
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return the state that `restore` needs, between two steps."""

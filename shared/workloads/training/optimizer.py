@@ -21,10 +21,11 @@ from shared.workloads.training.lr_schedule import learning_rate as learning_rate
 
 _FUSED = ("cpu", "cuda")  # devices with fused updates, on a CPU 3 to 5 times faster
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_MOMENTUM = "momentum_buffer"
 _KEYS = {
-    "muon": ("momentum_buffer", "row_squares"),
-    "rows": ("momentum_buffer",),
-    "sgd": ("momentum_buffer",),
+    "muon": (_MOMENTUM, "row_squares"),
+    "rows": (_MOMENTUM,),
+    "sgd": (_MOMENTUM,),
     "adamw": _MOMENTS,
 }
 
@@ -80,6 +81,16 @@ class InnerOptimizer:
         self._count(0)
 
     @torch.no_grad()
+    def begin_with(self, momenta: Weights) -> None:
+        """Begin with these momenta, by parameter, of an optimiser that has them."""
+        for name, value in momenta.items():
+            self._states[name][_MOMENTUM].copy_(value)
+
+    def momenta(self) -> dict[str, Tensor]:
+        """Return the momentum of each parameter, without copying it."""
+        return {name: state[_MOMENTUM] for name, state in self._states.items()}
+
+    @torch.no_grad()
     def step(self, rate: float) -> None:
         """Clip the gradients, apply them and drop them."""
         if self._train.clip_norm > 0:
@@ -99,7 +110,7 @@ class InnerOptimizer:
             changes = self._orthogonal_steps(moved, grads)
             _move(values, changes, rate, group.weight_decay)
         elif group.rule == "rows":
-            momenta = self._states_of(moved, "momentum_buffer")
+            momenta = self._states_of(moved, _MOMENTUM)
             changes = [
                 row_step(grad, momentum) for grad, momentum in zip(grads, momenta, strict=True)
             ]
@@ -108,7 +119,7 @@ class InnerOptimizer:
             sgd(
                 values,
                 grads,
-                [*self._states_of(moved, "momentum_buffer")],
+                [*self._states_of(moved, _MOMENTUM)],
                 fused=self._fused,
                 weight_decay=group.weight_decay,
                 momentum=self._train.beta1,
@@ -137,7 +148,7 @@ class InnerOptimizer:
 
     def _orthogonal_steps(self, names: Sequence[str], grads: Sequence[Tensor]) -> list[Tensor]:
         """Return Muon's steps for the gradients of matrices."""
-        momenta = self._states_of(names, "momentum_buffer")
+        momenta = self._states_of(names, _MOMENTUM)
         kind = torch.device(self.card or grads[0].device).type
         narrow = self._train.precision == "bfloat16" and kind != "cpu"
         changes = muon(grads, momenta, narrow=narrow, card=self.card)

@@ -57,7 +57,7 @@ class StepWork(ABC):
 
     The parameters of `model` that require a gradient have the names and the order of the workload's
     schema. `samples` is the task's number of samples, `flops` the FLOPs of one sample, forward and
-    backward.
+    backward. `momenta`, by parameter, are those that the base version holds.
     """
 
     FIGURES: ClassVar[tuple[str, ...]] = ()  # names of the figures besides the loss
@@ -70,6 +70,7 @@ class StepWork(ABC):
         device: str,
         samples: int,
         flops: float,
+        momenta: Weights | None = None,
     ) -> None:
         self.job = job
         self.model = model.train()
@@ -82,7 +83,7 @@ class StepWork(ABC):
         self._spares = False  # recomputes blocks in the backward pass
         self._streams = False  # copies weights to the device while they are used
         trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._learner = Learner(trainable, job)
+        self._learner = Learner(trainable, job, momenta)
         self._look: Callable[[], None] = _nothing
         self._ranks: Ranks | None = None
         self._assists = False  # computes parts for rank 0, which decides where the state is

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.database import runs, versions
+from coordinator.runs.definition import definition
+from coordinator.runs.version_files import read_weights
 from shared.errors import InvalidRunFile
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
+from shared.workloads.training.learner import momenta
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 
 DOCUMENTS = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
@@ -76,3 +80,25 @@ async def test_weights_of_another_shape_or_kind_are_refused_at_once(tmp_path: Pa
         (folder / "model.safetensors").write_bytes(b"not one")
         with pytest.raises(InvalidRunFile, match="is no safetensors file"):
             await home.coordinator.runs.create(beginning("next", str(folder)))
+
+
+async def test_a_run_that_shares_its_momentum_begins_with_none_where_the_weights_have_none(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path / "home") as home:
+        folder = await exported(home, tmp_path)
+        for number, source in enumerate((str(folder), "tiny@0")):
+            text = beginning(f"next{number}", source)
+            text = text.replace("[model]\n", "[model]\nshared_momentum = true\n")
+            await home.coordinator.runs.create(text.replace('codec = "float32"', 'codec = "int8"'))
+            await home.coordinator.runs.start(f"next{number}")
+            read = home.coordinator.db.read
+            row = await read(partial(runs.by_name, name=f"next{number}"))
+            first = await read(partial(versions.get, run_id=row.id, version=0))
+            about = definition(row)
+            weights = read_weights(
+                await home.coordinator.blobs.local(first.published_sha256), about
+            )
+            assert list(weights) == [spec.name for spec in about.schema]
+            assert not any(tensor.any() for tensor in momenta(weights).values())
+            assert weights["tok_emb.weight"].any()

@@ -54,7 +54,8 @@ RUNS = {
     "gomoku": GAMES.replace("simulations = 16", "simulations = 8"),
     "rollouts": ROLLOUTS.replace("warm_steps = 300", "warm_steps = 5"),
 }
-BRIEF = ("gpt async-sgd", "dcgan fedavg")
+SHARED = ("gpt with shared momentum", "diloco", "int4")
+BRIEF = ("gpt async-sgd", "dcgan fedavg", " ".join(SHARED[:2]))
 
 
 def test_the_registries_name_nothing_that_is_not_replayed_here() -> None:
@@ -65,11 +66,14 @@ def cells() -> Iterator[tuple[str, str, str]]:
     """Return each workload with each preset, the codecs in turn."""
     for index, (workload, preset) in enumerate((w, p) for w in RUNS for p in PRESETS):
         yield workload, preset, CODECS[index % len(CODECS)]
+    yield SHARED
 
 
 def text_of(workload: str, preset: str, codec_name: str) -> str:
     """Return the run file of a cell."""
-    head = RUNS[workload]
+    head = RUNS[workload.partition(" ")[0]]
+    if workload == SHARED[0]:
+        head = head.replace("[model]\n", "[model]\nshared_momentum = true\n")
     options = ""
     if "[plan]" in head:  # what follows the plan stays
         head, _, rest = head.partition("[plan]")
@@ -164,7 +168,7 @@ def covered(conn: Connection) -> bool:
 
 async def started(home: LocalCoordinator, workload: str, text: str) -> None:
     """Start a run."""
-    if workload in ("gpt", "causal-lm"):
+    if workload in ("gpt", "causal-lm", SHARED[0]):
         await home.start_run(text)
         return
     run = await home.coordinator.runs.create(text)

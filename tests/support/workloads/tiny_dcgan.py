@@ -20,7 +20,7 @@ from shared.workloads.dcgan.workload import DcganWorkload
 from tests.support.workloads.tiny_gpt import Folder
 
 WORKLOAD = DcganWorkload()
-ADAM = TrainSettings(**WORKLOAD.defaults({"update": "gradient"})["train"])
+ADAM = TrainSettings(**WORKLOAD.defaults({"update": "gradient"}, {})["train"])
 NETWORKS = ("generator", "discriminator")
 STRIPES = 8  # side of an image
 

@@ -33,7 +33,7 @@ from coordinator.plan.plan_tables import Plan
 from shared.errors import InvalidFrame
 from shared.tensors.codec import codec
 from shared.tensors.frame import FrameWriter, open_frame, schema_of_file
-from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
+from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec, momenta_of
 from tests.support.sources import ROOT
 
 GOLDEN = ROOT / "tests" / "golden" / "sharded_trajectory.json"
@@ -213,6 +213,17 @@ def test_a_tensor_that_is_cut_over_shards_keeps_its_bytes_and_its_state(
     whole.whole()
     cut.sharded(split(schema, 2))
     assert whole.heads == cut.heads
+
+
+@pytest.mark.parametrize("rule", ["mean", "krum", "trimmed-mean", "norm-clip"])
+def test_momenta_are_the_same_bytes_in_shards_as_at_once(tmp_path: Path, rule: str) -> None:
+    schema = (*SCHEMA, *momenta_of(SCHEMA))
+    chosen = plan(DILOCO | {"aggregate": rule, "quorum": 5})
+    whole, parts = (Run(tmp_path / name, chosen, schema) for name in ("whole", "parts"))
+    for count in (3, 5):
+        whole.whole()
+        parts.sharded(split(schema, count, "size"))
+    assert whole.heads == parts.heads
 
 
 def test_each_shard_has_the_state_of_its_own_tensors(tmp_path: Path) -> None:

@@ -20,13 +20,14 @@ from coordinator.plan.plan_tables import Plan
 from shared.errors import InvalidFrame
 from shared.tensors.codec import Codec, codec
 from shared.tensors.frame import FrameWriter, WrittenFile, open_frame, schema_of_file
-from shared.tensors.spec import TensorSpec
+from shared.tensors.spec import TensorSpec, momenta_of
 
 SCHEMA = (
     TensorSpec("embed", (40, 8), "F32"),
     TensorSpec("mean", (8,), "F32", "buffer"),
     TensorSpec("seen", (1,), "I64", "counter"),
     TensorSpec("head", (17,), "F32"),
+    *momenta_of((TensorSpec("embed", (40, 8)),)),
 )
 
 
@@ -96,7 +97,7 @@ def test_averaging_subtracts_the_weighted_mean_and_carries_buffers_and_counters(
     weights = [10.0, 30.0, 60.0]
     outcome, merged = merge(folder, plan({"preset": "fedavg"}), weights)
     updates = [model(10 + index) for index in range(3)]
-    for name in ("embed", "head"):
+    for name in ("embed", "head", "momentum/embed"):
         mean = sum(
             w / 100 * u[name].astype(np.float64) for w, u in zip(weights, updates, strict=True)
         )
@@ -105,6 +106,14 @@ def test_averaging_subtracts_the_weighted_mean_and_carries_buffers_and_counters(
     assert merged["seen"].tolist() == [6]
     assert outcome.state is None
     assert outcome.update_norm > 0
+
+
+def test_a_robust_rule_merges_momenta_by_the_median(folder: Path) -> None:
+    chosen = plan({"preset": "fedavg", "aggregate": "norm-clip", "quorum": 5})
+    _, merged = merge(folder, chosen, [1.0, 1.0, 1.0])
+    name = "momentum/embed"
+    middle = np.median([model(10 + index)[name] for index in range(3)], axis=0)
+    np.testing.assert_allclose(merged[name], model(0)[name] - middle, rtol=1e-5, atol=1e-6)
 
 
 def test_nesterov_keeps_its_momentum_from_merge_to_merge(folder: Path) -> None:
@@ -127,6 +136,9 @@ def test_nesterov_keeps_its_momentum_from_merge_to_merge(folder: Path) -> None:
         m2 = 0.9 * m1 + mean[name]
         expected = model(0)[name] - 0.7 * (mean[name] + 0.9 * m1) - 0.7 * (mean[name] + 0.9 * m2)
         np.testing.assert_allclose(twice[name], expected, rtol=1e-4, atol=1e-5)
+    name = "momentum/embed"  # the mean of what tasks ended with, whatever moves the weights
+    change = np.mean([model(10 + i)[name] for i in range(3)], axis=0)
+    np.testing.assert_allclose(twice[name], model(0)[name] - 2 * change, rtol=1e-4, atol=1e-5)
 
 
 def test_the_bytes_do_not_depend_on_the_number_of_threads(folder: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from coordinator.checking import recompute_comparison as module
 from coordinator.checking.recompute_comparison import RecomputeFiles, redo
@@ -17,7 +18,7 @@ from coordinator.rules.draws import Redone
 from coordinator.rules.recompute_result import judge
 from shared.errors import Unavailable
 from shared.tensors.codec import codec
-from shared.tensors.spec import TensorSpec
+from shared.tensors.spec import TensorSpec, momenta_of
 from shared.workloads.base import Progress, Result
 
 COUNT, TASKS = 4096, 6
@@ -113,6 +114,41 @@ def test_an_update_off_ours_is_judged_by_how_far_its_task_drifts(
     found = look(honest + 0.1 * noise)
     assert len(begun) == 1 + (device == "cpu")
     assert judge(found, comparable=device == "cpu") == said
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8", "int4"])
+def test_a_forged_momentum_fails_beside_honest_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    schema = (*SCHEMA, *momenta_of(SCHEMA))
+    learnt = torch.linspace(-1.0, 1.0, COUNT)
+    ends = {"w": -learnt, "momentum/w": 0.01 * learnt.flip(0).square()}
+
+    class Work(Descent):
+        @override
+        def result(self) -> tuple[Result, dict[str, torch.Tensor]]:
+            return super().result()[0], ends
+
+    base = {spec.name: torch.zeros(spec.shape) for spec in schema}
+    begin = SimpleNamespace(begin=lambda job, given, *_: Work(given["w"], 0.0))
+    about = SimpleNamespace(schema=schema, workload=begin)
+    monkeypatch.setattr(module, "definition", lambda run: about)
+    monkeypatch.setattr(module, "read_weights", lambda path, about: dict(base))
+    job = SimpleNamespace(update="delta", train=SimpleNamespace(precision="float32"), seed=3)
+    case: Any = SimpleNamespace(run=None, job=job, comparable=lambda on: True)
+    noise = torch.randn(COUNT, generator=torch.Generator().manual_seed(2))
+    forged = ends["momentum/w"] + 0.1 * noise * ends["momentum/w"].norm() / COUNT**0.5
+
+    def result(momentum: torch.Tensor) -> str:
+        update = {"w": learnt.numpy(), "momentum/w": -momentum.numpy()}
+        codec(name).encode(update, schema, tmp_path / "update", 3)
+        files = RecomputeFiles(weights=Path("w"), update=tmp_path / "update", codec=name)
+        redone = redo(lambda: False, case, files, case)
+        return judge(redone, comparable=True)
+
+    assert result(ends["momentum/w"]) == "passed"
+    assert result(forged) == "failed"
+    assert result(torch.zeros(COUNT)) == "failed"
 
 
 @pytest.mark.parametrize("name", ["float32", "bf16", "int8", "int4"])

@@ -87,6 +87,11 @@ def test_honest_work_is_accepted_with_full_weight() -> None:
         ({"measurement": Measurement(norm=math.nan, finite=False)}, "not_finite", "NaN"),
         ({"measurement": Measurement(norm=0.0)}, "empty", "changes nothing"),
         ({"measurement": Measurement(norm=1000.0)}, "norm", "cannot exceed"),
+        (
+            {"measurement": Measurement(norm=0.02, momentum=4.0)},
+            "norm",
+            "the momentum changes by 4",
+        ),
         ({"measurement": Measurement(norm=10.0)}, "norm", "far above"),
         ({"replayed": True}, "replay", "another task"),
         ({"loss_last": 30.0}, "loss", "3 times"),

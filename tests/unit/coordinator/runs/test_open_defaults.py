@@ -10,7 +10,7 @@ from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules import run_file
 from coordinator.rules.run_file import RunFile
-from coordinator.runs.definition import check_train, table_defaults
+from coordinator.runs.definition import check_train, of_file, table_defaults
 from shared.errors import InvalidRunFile
 from shared.workloads.base import load
 
@@ -92,3 +92,30 @@ def test_a_preset_of_gradients_is_refused_where_learners_send_deltas(preset: str
     with pytest.raises(InvalidRunFile, match=f'"{preset}" merges gradients, but learners'):
         check_train(said, plan({"preset": preset}), learns=True)
     check_train(said, plan({"preset": "self-play"}), learns=True)
+
+
+SHARED = "[model]\nvocab_size = 300\nshared_momentum = true\n"
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        '[plan]\npreset = "gradient-average"\n',
+        '[plan]\ncodec = "float32"\n',
+        '[train]\noptimizer = "adamw"\n',
+        "[train]\nclip_norm = 0.0\n",
+    ],
+)
+def test_a_momentum_that_no_optimiser_moves_or_bounds_is_not_shared(tables: str) -> None:
+    file = resolved(SHARED + tables)
+    with pytest.raises(InvalidRunFile, match="shared_momentum = true shares the momentum of local"):
+        of_file(run_file.encode(file))
+
+
+def test_who_shares_the_momentum_merges_with_little_more_of_it() -> None:
+    apart, shared = (plan(resolved(model).plan) for model in ("", SHARED))
+    assert (apart.lr, apart.momentum, shared.lr, shared.momentum) == (0.7, 0.8, 1.0, 0.3)
+    own = plan(resolved(SHARED + '[plan]\npreset = "diloco"\nlr = 0.5\n').plan)
+    assert (own.lr, own.momentum) == (0.5, 0.3)
+    average = plan(resolved(SHARED + '[plan]\npreset = "fedavg"\n').plan)
+    assert (average.lr, average.momentum) == (1.0, 0.0)

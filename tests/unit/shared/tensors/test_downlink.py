@@ -28,7 +28,7 @@ from shared.tensors.frame import NUMPY, FrameWriter, WrittenFile, frame_bytes, o
 from shared.tensors.quantize import SCALE, Blocks, Kernel
 from shared.tensors.slices import Array, bf16_from_float, float_from_bf16, to_float32
 from shared.tensors.snapshot import MAGIC, unpack_snapshot, write_snapshot
-from shared.tensors.spec import WALK_ELEMENTS, Schema, TensorSpec
+from shared.tensors.spec import WALK_ELEMENTS, Schema, TensorSpec, momenta_of
 from shared.tensors.update import Delta, inspect
 from tests.support.examples import examples
 from tests.support.small_disk import full_beyond
@@ -41,6 +41,7 @@ MODEL: Schema = (
     TensorSpec("steps", (), "I64", "counter"),
     TensorSpec("none", (0, 3)),
     TensorSpec("bias", (9,)),
+    *momenta_of((TensorSpec("w", (40, 30)),)),
 )
 NAME = digest(canonical(MODEL))
 VERSIONS = 200

@@ -30,7 +30,7 @@ from tests.support.workloads.tiny_gomoku import (
     options,
 )
 
-STEPS = WORKLOAD.defaults({})["task"]["local_steps"]  # of a task, whose optimiser is fresh
+STEPS = WORKLOAD.defaults({}, {})["task"]["local_steps"]  # of a task, whose optimiser is fresh
 
 # ------------------------------------------------------------------------------------------- model
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from shared.errors import BadRequest, InvalidRunFile
+from shared.tensors.spec import MOMENTUM
 from shared.workloads.base import TrainSettings
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import build
+from shared.workloads.training.learner import momenta
 from tests.support.workloads.tiny_gpt import (
     WORKLOAD,
     Folder,
@@ -63,12 +65,34 @@ def test_the_same_task_gives_the_same_update(data: Folder) -> None:
     assert same(weights, WORKLOAD.init(model, 0))  # the base was not written to
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd"])
+def test_a_task_goes_on_with_the_momentum_of_its_version(data: Folder) -> None:
+    model, plain = config(data, shared_momentum=True), config(data)
+    version = WORKLOAD.init(model, 0)
+    train = TrainSettings(lr=3e-3, warmup_steps=0, optimizer="muon")
+    task = job(model, steps=1, train=train)
+    first = momenta(finish(WORKLOAD.begin(task, version, data, "cpu")))
+    # the same samples at the same weights, so the same gradient
+    again = version | {MOMENTUM + name: value for name, value in first.items()}
+    second = momenta(finish(WORKLOAD.begin(task, again, data, "cpu")))
+    for name, decay in (("blocks.0.mlp.up.weight", 0.95), ("tok_emb.weight", 0.9)):
+        torch.testing.assert_close(second[name], (1 + decay) * first[name])
+    # what a version does not hold, a task neither begins with nor hands in
+    fresh = finish(WORKLOAD.begin(job(plain, steps=1, train=train), version, data, "cpu"))
+    assert list(fresh) == [spec.name for spec in WORKLOAD.schema(plain)]
+    longer = job(model, steps=8, train=train)
+    from_zero, from_first = (
+        finish(WORKLOAD.begin(longer, base, data, "cpu")) for base in (version, again)
+    )
+    assert not same(from_zero, from_first)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd", "shared muon"])
 @pytest.mark.parametrize("update", ["delta", "gradient"])
 def test_a_restarted_task_ends_bit_for_bit_like_one_that_ran_through(
     data: Folder, optimizer: str, update: str
 ) -> None:
-    model = config(data, dropout=0.1)
+    optimizer, is_shared = optimizer.removeprefix("shared "), optimizer.startswith("shared ")
+    model = config(data, dropout=0.1, shared_momentum=is_shared)
     weights = WORKLOAD.init(model, 0)
     train = TrainSettings(lr=3e-3, warmup_steps=2, optimizer=optimizer, prox_mu=0.1)  # type: ignore[arg-type]
     task = job(model, steps=6, train=train, update=update)

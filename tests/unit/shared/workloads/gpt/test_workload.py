@@ -14,11 +14,13 @@ import torch
 import torch.nn.functional as F
 
 from shared.errors import InvalidFrame, InvalidRunFile
-from shared.workloads.base import load
+from shared.tensors.spec import MOMENTUM
+from shared.workloads.base import FormatWanted, TrainSettings, load
 from shared.workloads.generation.sample_text import SAMPLE_TOKENS, text_sample
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.decoder import GptDecoder
 from shared.workloads.gpt.model import build
+from shared.workloads.training.learner import momenta
 from tests.support.tensor_samples import count
 from tests.support.workloads.tiny_gpt import (
     LLAMA,
@@ -27,6 +29,7 @@ from tests.support.workloads.tiny_gpt import (
     Folder,
     chunk_tokens,
     config,
+    finish,
     job,
     same,
     sums,
@@ -52,6 +55,7 @@ def test_the_reference_config_is_valid_and_has_its_parameters() -> None:
     }
     whole = WORKLOAD.config(reference, None)
     more = {"tie_head": True, "bias": False, "architecture": "gpt2", "n_kv_head": None}
+    more |= {"shared_momentum": False}
     assert whole == reference | more
     assert WORKLOAD.config({"vocab_size": 24000}, None) == whole  # and these are the defaults
     assert GptConfig.from_dict(whole).to_dict() == whole
@@ -59,6 +63,31 @@ def test_the_reference_config_is_valid_and_has_its_parameters() -> None:
         count(WORKLOAD.schema(whole)) == 24000 * 384 + 256 * 384 + 6 * (12 * 384**2 + 2 * 384) + 384
     )
     assert WORKLOAD.flops_per_sample(whole) == pytest.approx(3.2e10, rel=0.1)
+
+
+def test_only_training_meets_the_momenta_of_a_version(data: Folder) -> None:
+    plain, model = config(data), config(data, shared_momentum=True)
+    version = WORKLOAD.init(model, 3)
+    assert list(version) == [spec.name for spec in WORKLOAD.schema(model)]
+    assert len(version) == 2 * len(WORKLOAD.schema(plain))
+    assert all(not tensor.any() for tensor in momenta(version).values())
+    task = job(model, train=TrainSettings(lr=3e-3, warmup_steps=2, optimizer="muon"))
+    ends = finish(WORKLOAD.begin(task, version, data, "cpu"))
+    assert all(tensor.any() for tensor in momenta(ends).values())
+    weights = {name: value for name, value in ends.items() if not name.startswith(MOMENTUM)}
+    exported = WORKLOAD.export(model, ends)
+    assert same(exported, WORKLOAD.export(plain, weights))
+    wanted = FormatWanted("transformers")
+    taken, plainly = (
+        WORKLOAD.convert(wanted, table, tensors).tensors
+        for table, tensors in ((model, ends), (plain, weights))
+    )
+    assert same(taken, plainly)
+    found, expected = (
+        WORKLOAD.evaluate(table, tensors, data.heldout(), 60, lambda: False)
+        for table, tensors in ((model, ends), (plain, weights))
+    )
+    assert found["loss"] == expected["loss"]
 
 
 def test_a_sample_counts_as_many_tokens_as_it_trains_on() -> None:
