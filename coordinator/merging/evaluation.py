@@ -249,6 +249,7 @@ class Evaluation(PlatformService):
 
         def write(conn: Connection) -> bool:
             now = self._clock.now()
+            newest = runs.by_id(conn, run.id, lock=True)  # a match may have chosen a version since
             finite = {
                 name: value for name, value in measured.metrics.items() if math.isfinite(value)
             }
@@ -271,7 +272,7 @@ class Evaluation(PlatformService):
                 datasets.register(conn, [blob], now, self._blobs.serials)
             best = None if about.members_choose else evaluations.best(conn, run.id)
             if about.matches_choose:  # matches choose the best later; until then it is 0
-                best = 0 if run.best is None else None
+                best = 0 if newest.best is None else None
             if best is not None:
                 runs.set_values(conn, run.id, best=best)
             return True
