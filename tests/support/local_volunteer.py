@@ -123,12 +123,12 @@ class LocalMachine:
     ) -> Engine:
         """A new process on this machine's files."""
         clock = FastClock(self.speed)
-        times = {name: flags.pop(name) for name in ("snapshot_s", "quit_s") if name in flags}
+        given = ("snapshot_s", "quit_s", "measure")
+        options = {"measure": False} | {name: flags.pop(name) for name in given if name in flags}
         machine = Machine(
-            **times,
+            **options,
             trainer=lambda device: Trainer(device, threads=1, clock=clock),
             detect=lambda: self.detect(),
-            measure=False,
             read=self.read,
             sense=self.sense,
         )

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
+from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
 from shared.sentences import Sentence
+from shared.text import printable
+from shared.workloads.training.memory_release import release_memory
 from volunteer.account.join import enabled
 from volunteer.agent.workplace import Workplace
 from volunteer.control import events
@@ -53,7 +57,9 @@ class Benchmarks:
         await self.publish()
 
     async def measure(self, device: Device, trainer: Trainer, *, quick: bool) -> None:
-        """Benchmark a device on its own thread. Raises BenchmarkCancelled if the agent ends."""
+        """Benchmark a device on its own thread; a device that fails it works without a known speed.
+        Raises BenchmarkCancelled if the agent ends, ThreadDied.
+        """
         self._cancelled = False
         loop = asyncio.get_running_loop()
 
@@ -76,6 +82,19 @@ class Benchmarks:
             if self.place.life.ending:
                 raise
             self.place.bus.emit(events.BenchmarkProgress(stage="cancelled", done=1.0))
+            return
+        except VolunteerError:
+            raise
+        except Exception as error:  # its model needs more memory than a small device has
+            self.place.bus.emit(events.BenchmarkProgress(stage="cancelled", done=1.0))
+            why = printable(str(error).partition("\n")[0], 200) or type(error).__name__
+            sentence = Sentence(
+                "{device} could not be measured, and works without a known speed: {why}",
+                device=device.id,
+                why=why,
+            )
+            self.place.bus.notice(sentence, "warning")
+            trainer.call(partial(release_memory, device.id))
             return
         other_results = tuple(b for b in self._stored() if b.device != device.id)
         self.place.store.home.remember(benchmarks=(*other_results, result), torch=self._torch)

@@ -479,6 +479,24 @@ async def test_a_fault_of_this_machine_while_it_fetches_ahead_ends_nothing(tmp_p
         assert process.all(events.Stopped)[-1].tasks == 2
 
 
+async def test_a_device_too_small_for_the_benchmark_works_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(*_: Any) -> float:
+        raise RuntimeError("out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("volunteer.machine.benchmark._step", step)
+    async with (
+        local_machine(tmp_path) as machine,
+        machine.working(measure=True, max_tasks=1) as process,
+    ):
+        assert await process.ended() == 0
+        told = [event.message for event in process.all(events.Notice) if event.level == "warning"]
+        assert any("cpu could not be measured" in sentence for sentence in told)
+        assert process.all(events.Benchmarked) == []
+        assert process.all(events.Stopped)[-1].tasks == 1
+
+
 class Greedy(GptWorkload):
     """A workload that does not fit the memory at first."""
 
