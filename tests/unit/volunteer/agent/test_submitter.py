@@ -379,6 +379,24 @@ async def test_a_refused_result_is_lost_and_its_lease_with_it(tmp_path: Path, co
         await expected
 
 
+@pytest.mark.parametrize("left", [None, b"upd"], ids=["deleted", "cut off"])
+async def test_a_result_whose_file_is_gone_is_told_and_keeps_no_other_waiting(
+    room: Room, left: bytes | None
+) -> None:
+    room.desk.empty = False  # every byte is wanted
+    path = room.outbox.payload(room.put(7).name)
+    room.put(8)
+    if left is None:
+        path.unlink()
+    else:
+        path.write_bytes(left)
+    await room.emptied(1.0)
+    assert [task for task, _ in room.desk.submitted] == [8]
+    ((task, how, message),) = room.ends()
+    assert (task, how) == (7, "refused")
+    assert message == f"{path} is missing or damaged"
+
+
 @pytest.mark.parametrize("code", ["gone", "cancelled", "conflict"])
 async def test_a_refusal_ends_the_work_on_its_lease(room: Room, code: str) -> None:
     work = held(7)

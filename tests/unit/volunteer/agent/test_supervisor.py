@@ -56,8 +56,10 @@ async def test_a_result_that_vanished_is_no_reason_to_fall_silent(tmp_path: Path
             update.unlink()
         process.network.heal()
         await process.control.do(commands.Retry())
-        assert await process.ended() == 1
-        assert process.all(events.Stopped)[-1].message.startswith("submitting failed")
+        lost = await process.until(events.TaskEnded)
+        assert lost.how == "refused"
+        assert "is missing or damaged" in lost.message
+        await process.until(events.Submitted, lambda event: event.task != lost.task)
 
 
 async def test_sensors_that_fail_are_told_and_work_goes_on(tmp_path: Path) -> None:
