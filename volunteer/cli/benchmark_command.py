@@ -10,6 +10,7 @@ from shared.errors import Unavailable
 from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
 from shared.text import left, printable, table_lines
+from volunteer.account.instance_lock import ProfileAtWork, instance_lock
 from volunteer.account.join import connector
 from volunteer.account.profile_directory import Identity, Profile
 from volunteer.cli.exit_codes import remark
@@ -45,7 +46,11 @@ def measure(directories: Directories, device: str, *, quick: bool, json: bool) -
         print_json(results)
     else:
         print("\n".join(_lines(devices, results)))
-    _store_and_publish(directories, tuple(results), devices)
+    try:
+        with instance_lock(directories.profile):  # a running volunteer would overwrite the result
+            _store_and_publish(directories, tuple(results), devices)
+    except ProfileAtWork:
+        remark(_("nothing is stored: a volunteer is at work on this profile and shares the device"))
     return 0
 
 
