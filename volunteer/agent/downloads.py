@@ -108,6 +108,7 @@ class Downloads:
     async def weights(self, work: LeaseInWork, manifest: VersionManifest) -> Path:
         """Fetch the weights of a version into the cache, with progress as events of the task."""
         progress = partial(self._progress, work, "weights")
+        await self.place.life.files_allowed()
         began = self.place.timing.clock.monotonic()
         path = await self.place.remote.weights.fetch(manifest, progress)
         spent = self.place.timing.clock.monotonic() - began
@@ -134,6 +135,7 @@ class Downloads:
         manifest = await self.newest(lease)
         with ExitStack() as hold:
             hold.enter_context(self.place.store.cache.hold([manifest.weights.sha256]))
+            await self.place.life.files_allowed()
             path = await self.place.remote.weights.fetch(manifest, lambda total: lambda done: None)
             return manifest, path, hold.pop_all()
 
@@ -260,6 +262,7 @@ class Downloads:
                 progress(sum(done.values()))
 
             async with limit:
+                await self.place.life.files_allowed()
                 path = public.get(ref.sha256, "")
                 files[ref.sha256] = await self.place.remote.transfers.fetch(ref, moved, path)
 

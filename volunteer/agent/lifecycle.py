@@ -26,6 +26,7 @@ class Lifecycle:
         self.closing: How | None = None
         self.fatal: VolunteerError | None = None
         self.retries = 0  # retries that the owner requested
+        self.metered = False  # the rule for a metered connection pauses all devices
         self._changed = asyncio.Event()
 
     @property
@@ -98,6 +99,10 @@ class Lifecycle:
                 change.close()
                 return
             await change
+
+    async def files_allowed(self) -> None:
+        """Wait while the rule for a metered connection pauses work: no further file is moved."""
+        await self.until(lambda: not self.metered)
 
     async def sleep(self, seconds: float, unless: Callable[[], bool]) -> None:
         """Sleep, but stop as soon as `unless` holds."""

@@ -10,6 +10,7 @@ from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control import events
 from volunteer.control.commands import NEXT_LOGIN
 from volunteer.control.event_bus import EventBus
+from volunteer.machine.policy import Rule
 from volunteer.machine.presence import newest_login
 from volunteer.training.trainer import Trainer
 
@@ -133,6 +134,7 @@ class PauseBoard:
                 trainer.pause()
             else:
                 trainer.resume()
+        self._life.metered = self.paused_by("", Rule.METERED)
         self._life.notify()
 
 

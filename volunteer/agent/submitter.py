@@ -62,6 +62,7 @@ class Submitter:
         """Submit until cancelled."""
         while True:
             await self.place.life.until(lambda: len(self.place.store.outbox) > 0)
+            await self.place.life.files_allowed()
             first = min(self._ready(), key=lambda entry: self._failures[entry.name])
             await self._submit(first)
 
