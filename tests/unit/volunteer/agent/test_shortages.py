@@ -110,7 +110,8 @@ def test_a_run_that_is_not_listed_yet_is_not_claimed_again_at_once() -> None:
     status = Status(shortages=(SHORTAGE,), lent_bytes={"cpu": 4_000_000_000})
     settings: Any = SimpleNamespace(runs=(), rules=WorkRules(), consent="all")
     bus: Any = SimpleNamespace(status=status)
-    life: Any = SimpleNamespace(clock=SimpleNamespace(now=lambda: 1001.0))
+    clock = SimpleNamespace(now=lambda: 1001.0, monotonic=lambda: 1.0)
+    life: Any = SimpleNamespace(clock=clock)
     choice = RunChoice(settings, workplace(life.clock, bus=bus, life=life))
     wanted = choice.wanted_work("cpu")
     assert wanted is not None
