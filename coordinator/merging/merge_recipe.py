@@ -23,7 +23,7 @@ from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.plan.merge_weights import Term, weigh
 from coordinator.plan.plan_tables import Plan
-from coordinator.rules.merge_shares import MemberVoice, Voice, member_shares, shares
+from coordinator.rules.merge_shares import MIXED_MAX, MemberVoice, Voice, member_shares, shares
 from coordinator.rules.task_size import steps_of_update
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import TrainingProgress
@@ -127,7 +127,9 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         """
         update = self.plan.update
         if self.about.at_members:
-            return member_shares(self._member_voices(update), self.about.file.data.cap)
+            share_max = MIXED_MAX if self.about.members_min > 1 else 1.0
+            voices = self._member_voices(update)
+            return member_shares(voices, self.about.file.data.cap, share_max)
         return shares(
             [
                 Voice(

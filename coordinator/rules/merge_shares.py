@@ -10,7 +10,10 @@ vetted volunteer among strangers keeps its four fifths.
 Weights are scaled down, never up, by one factor within a group.
 
 In a run whose members keep its data a member weighs by its samples, at most a factor times its
-equal share (`member_shares`).
+equal share; in a run that promises to mix members, at most as much as the others together
+(`member_shares`). These two limits bound a member's share of a version, however many updates,
+machines or samples it has; each account that a version mixes counts, since an accepted update has a
+weight above 0.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from itertools import accumulate
 import msgspec
 
 SHARE_MAX = 1 / 3
+MIXED_MAX = 1 / 2  # share of a member in a version that mixes members
 GROUPS_MIN = 4  # if there are fewer groups, the largest has a third or more
 PROBATION_MAX = 0.2
 ROUNDS = 1_000  # most rounds of `_capped`; two conflicting limits take over a hundred
@@ -66,9 +70,10 @@ class MemberVoice(msgspec.Struct, frozen=True, kw_only=True):
     staleness: float  # weight by staleness
 
 
-def member_shares(voices: Sequence[MemberVoice], cap: float) -> list[float]:
+def member_shares(voices: Sequence[MemberVoice], cap: float, share_max: float = 1.0) -> list[float]:
     """Return a weight for each voice: the samples of its machine, divided among the machine's
-    voices by their work, times its staleness. No member's sum exceeds `cap` times its equal share.
+    voices by their work, times its staleness. No member's sum exceeds `cap` times its equal share,
+    nor the share `share_max` of two or more members.
     """
     work: dict[str, float] = defaultdict(float)
     for voice in voices:
@@ -80,7 +85,8 @@ def member_shares(voices: Sequence[MemberVoice], cap: float) -> list[float]:
     totals: dict[str, float] = defaultdict(float)
     for voice, weight in zip(voices, weights, strict=True):
         totals[voice.member] += weight
-    level = cap_level([total for total in totals.values() if total > 0], cap)
+    positive = [total for total in totals.values() if total > 0]
+    level = cap_level(positive, min(cap, share_max * len(positive)))
     return [
         weight * min(1.0, level / totals[voice.member]) if weight > 0 else 0.0
         for voice, weight in zip(voices, weights, strict=True)

@@ -363,6 +363,21 @@ async def test_a_merge_weighs_members_by_samples_and_none_above_twice_its_share(
         assert shares == pytest.approx([0.2, 0.2, 0.006, 0.198, 0.198, 0.198])
 
 
+@pytest.mark.parametrize(("least", "shares"), [(1, [0.968, 0.032]), (2, [0.5, 0.5])])
+async def test_no_member_of_a_mix_of_two_weighs_more_than_the_other(
+    tmp_path: Path, least: int, shares: list[float]
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(TEXT.replace("quorum = 2", f"quorum = 2\nmin_contributions = {least}"))
+        for seed, (name, samples) in enumerate({"Ann": 900, "Ben": 30}.items()):
+            worker = await home.join(name)
+            await declare(worker, samples)
+            await contribute(worker, seed)
+        await merge(home)
+        weights = (await home.coordinator.db.read(_last_recipe)).weights
+        assert [weight / sum(weights) for weight in weights] == pytest.approx(shares, abs=1e-3)
+
+
 def _last_recipe(conn: sa.Connection) -> MergeRecipe:
     [row] = conn.execute(sa.select(merges_table)).mappings()
     merged = merges.of_base(conn, row["run_id"], row["base"])

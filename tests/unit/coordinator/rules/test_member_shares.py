@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rules.merge_shares import MemberVoice, member_shares
+from coordinator.rules.merge_shares import MIXED_MAX, MemberVoice, member_shares
 
 VOICES = st.lists(
     st.builds(
@@ -33,16 +33,16 @@ def by_member(voices: list[MemberVoice], weights: list[float]) -> dict[str, floa
     return {member: total for member, total in sums.items() if total > 0}
 
 
-@given(VOICES, CAPS)
+@given(VOICES, CAPS, st.sampled_from([MIXED_MAX, 1.0]))
 def test_no_member_exceeds_its_cap_whatever_it_declares(
-    voices: list[MemberVoice], cap: float
+    voices: list[MemberVoice], cap: float, most: float
 ) -> None:
-    weights = member_shares(voices, cap)
+    weights = member_shares(voices, cap, most)
     assert all(math.isfinite(weight) and weight >= 0 for weight in weights)
     sums = by_member(voices, weights)
     whole = sum(sums.values())
     for total in sums.values():
-        assert total <= max(cap / len(sums), 1 / len(sums)) * whole * (1 + 1e-9)
+        assert total <= max(min(cap / len(sums), most), 1 / len(sums)) * whole * (1 + 1e-9)
 
 
 @given(VOICES)
@@ -73,6 +73,14 @@ def test_many_updates_or_machines_of_a_member_are_one_member() -> None:
     voices = [voice("a", 50, "1", work=3), voice("a", 50, "1"), voice("a", 50, "2"), voice("b", 10)]
     assert member_shares(voices, 2.0) == [37.5, 12.5, 50, 10]  # two members: no cap below the whole
     assert by_member(voices, member_shares(voices, 1.0)) == {"a": 10, "b": 10}
+
+
+def test_no_member_of_a_mix_outweighs_the_others_together() -> None:
+    two, three = [voice("a", 1000), voice("b", 10)], [voice("a", 1000), voice("b", 10, work=2)]
+    assert member_shares(two, 2.0, MIXED_MAX) == [10, 10]
+    three.append(voice("c", 30))
+    assert member_shares(three, 2.0, MIXED_MAX) == pytest.approx([40, 10, 30])
+    assert member_shares(two[:1], 2.0, MIXED_MAX) == [1000]
 
 
 def test_a_late_update_counts_less_and_none_alone_is_cut() -> None:
