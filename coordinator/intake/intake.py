@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -263,7 +263,20 @@ class Intake(PlatformService):
         run_id = asked[0][0].run_id
         if await self._db.write(lambda conn: self._decide(conn, run_id, asked)):
             self._recomputes.wake()
+        if (least := self._abouts[run_id].members_min) > 1:
+            await self._wake_members(run_id, least, {row.worker_id for row, _ in asked})
         return [None] * len(asked)
+
+    async def _wake_members(self, run_id: int, least: int, workers: Collection[str]) -> None:
+        """Wake the claims that decided updates concern in a run that mixes members: those of their
+        workers, and all that wait for members once there are enough.
+        """
+        read = partial(contributions.waiting_accounts, run_id=run_id, limit=least)
+        topics = [f"worker:{worker}" for worker in sorted(workers)]
+        if len(await self._db.read(read)) >= least:
+            topics.append(f"run:{run_id}")
+        for topic in topics:
+            self._signals.notify(topic)
 
     def _decide(self, conn: Connection, run_id: int, asked: Sequence[_Measured]) -> bool:
         """Decide measured contributions of a run in one transaction; return True if a recompute was

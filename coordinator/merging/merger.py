@@ -443,7 +443,8 @@ class Merger(PlatformService):
             return self._parts.end(conn, job.merge.id)
 
         await self._parts.discard(await self._db.write(note))
-        self._signals.notify("queue")
+        for topic in ("queue", f"run:{job.run.id}"):
+            self._signals.notify(topic)
 
     async def _culprits(self, job: MergeJob) -> list[Culprit]:
         """Return the contributions that fail a merge when tried alone.

@@ -99,6 +99,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason
     message: str
     retry_after_s: float = 0.0
+    run_id: int = 0  # run whose members, or whose next version, end the wait; 0 = no single run
 
 
 class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -350,20 +351,24 @@ def _wait_for_members(run: Run) -> Refusal:
         reason=Reason.IN_FLIGHT,
         message=f'your update of "{run.name}" waits to be mixed with those of {members}: then this '
         "machine gets its next task",
+        run_id=run.id,
     )
 
 
 def _holds_enough(runs: Sequence[Run], device: str, held: int) -> Refusal:
     """Return why a device that holds tasks of these runs gets no further task."""
-    message = f"{device} holds {counted(held, 'task')} already, as many as it may"
     # a run for which the device has room lacks members, see `_may_hold_more`
-    if run := next((run for run in runs if held < run.settings.in_flight), None):
-        members = counted(run.lacks, "member")
-        message = (
-            f'the next version of "{run.name}" lacks updates of {members}: {device} gets its next '
-            "task when the one that it holds is done"
-        )
-    return Refusal(reason=Reason.IN_FLIGHT, message=message)
+    run = next((run for run in runs if held < run.settings.in_flight), None)
+    if run is None:
+        message = f"{device} holds {counted(held, 'task')} already, as many as it may"
+        return Refusal(reason=Reason.IN_FLIGHT, message=message)
+    members = counted(run.lacks, "member")
+    return Refusal(
+        reason=Reason.IN_FLIGHT,
+        message=f'the next version of "{run.name}" lacks updates of {members}: {device} gets its '
+        "next task when the one that it holds is done",
+        run_id=run.id,
+    )
 
 
 def _rest(run: Run, waiter: Waiter) -> Refusal:

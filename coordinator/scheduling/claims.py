@@ -89,7 +89,7 @@ RETRY_S = {
     Reason.MERGING: 1.0,
 }
 # Claims refused for these reasons wait in a line, and new work wakes them one after the other; the
-# topics of `WAKES` wake the others.
+# topics of `_topics` wake the others.
 IN_LINE = (Reason.ALL_TAKEN, Reason.MERGING)
 WAKES = {Reason.IN_FLIGHT: ("volunteers", "queue")}
 
@@ -187,7 +187,7 @@ class Claims:
                     return ClaimReply(lease=answer)
                 left_s = until - self._clock.monotonic()
                 line = self._line if answer.reason in IN_LINE else None
-                watch.topics = WAKES.get(answer.reason, ("volunteers", "runs"))
+                watch.topics = _topics(answer, principal.worker_id)
                 if left_s <= 0 or not await watch.wait(left_s, line):
                     return ClaimReply(idle=_idle(answer))
         except asyncio.CancelledError:
@@ -423,6 +423,13 @@ def _spread(claim_id: str) -> float:
     claims that began together.
     """
     return 1.0 - SPREAD * zlib.crc32(claim_id.encode()) / 2**32
+
+
+def _topics(refusal: Refusal, worker_id: str) -> tuple[str, ...]:
+    """Return the topics that wake a claim that waits outside the line."""
+    if refusal.run_id:  # each update of another member would wake all that wait for members
+        return ("volunteers", "runs", f"run:{refusal.run_id}", f"worker:{worker_id}")
+    return WAKES.get(refusal.reason, ("volunteers", "runs"))
 
 
 def _waiter(principal: Principal, request: ClaimRequest) -> Waiter:

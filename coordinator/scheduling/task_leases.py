@@ -199,7 +199,8 @@ class TaskLeases:
         self.released["failed" if request.failed else "given back"] += 1
         self.renewals.drop(task_id)
         self.renewals.note_alive(principal.worker_id)
-        self._signals.notify("queue")
+        for topic in ("queue", f"worker:{principal.worker_id}"):
+            self._signals.notify(topic)
 
     def _failures(self, key: tuple[str, int], now: float) -> int:
         """Return how many tasks of a run a worker has lately given back as failed: 0 again when an

@@ -171,6 +171,34 @@ async def test_a_lone_member_makes_no_version_and_is_asked_for_no_second_task(
         assert (await ann.claim()).job.start == 4
 
 
+async def test_a_member_that_waits_for_others_is_woken_by_the_last_of_them_alone(
+    tmp_path: Path,
+) -> None:
+    text = OVERLAP.replace("min_contributions = 2", "min_contributions = 3")
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(text.replace("quorum = 3", "quorum = 4"))
+        ann, ben, cid, dan = [await home.join(name) for name in ("Ann", "Ben", "Cid", "Dan")]
+        for worker in (ann, ben, cid, dan):
+            await declare(worker, 50)
+        leases = [await worker.claim() for worker in (ben, cid, dan)]
+        await contribute(ann, 1)
+        looks = home.coordinator.task_leases.claims.durations
+        before = looks.count
+        waiting = asyncio.create_task(ann.claim(wait_s=20.0))  # no clock moves
+        async with asyncio.timeout(30):
+            while looks.count == before:
+                await asyncio.sleep(0.01)
+            await ben.hand_in(leases[0], await ben.begin(leases[0]), 2)
+            before = looks.count
+            home.coordinator.signals.notify("queue")
+            await shown(home)  # time for a look
+            assert looks.count == before
+            assert not waiting.done()
+            await cid.hand_in(leases[1], await cid.begin(leases[1]), 3)
+            assert (await waiting).job.start == 4
+        assert await state_of(home) == (0, ["accepted"] * 3)
+
+
 async def test_two_machines_of_a_member_are_one_member(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home:
         await home.start_run(MIXED)
