@@ -52,11 +52,15 @@ async def pictures(
 
                 while True:
                     forget = FORGET in typed
-                    newest = await ask(
-                        upkeep_commands.top, upkeep_commands.Top(forget_silent=forget)
-                    )
-                    if forget:  # removed only after success, so that a failed request is repeated
-                        typed.discard(FORGET)
+                    typed.discard(FORGET)  # before the request: a key typed meanwhile counts
+                    try:
+                        newest = await ask(
+                            upkeep_commands.top, upkeep_commands.Top(forget_silent=forget)
+                        )
+                    except VolunteerError:
+                        if forget:  # ask again after a failed request
+                            typed.add(FORGET)
+                        raise
                     # the same overview again: the server was too busy to make another
                     if overview is None or newest.at != overview.at:
                         overview, at = newest, clock.monotonic()

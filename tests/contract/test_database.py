@@ -193,6 +193,25 @@ async def test_a_database_that_nobody_can_listen_to_is_named_at_the_start(
     await database.close()
 
 
+async def test_more_topics_than_one_transaction_announces_wake_every_waiter(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_engine, "TOPICS_MAX", 3)
+    url = await postgres.fresh()
+    here, there = await Database.open(url), await Database.open(url)
+    listening, telling = Signals(), Signals()
+    await telling.connect(there)
+    await listening.connect(here)
+    watches = [listening.watch(f"run:{number}") for number in range(9)]
+    for number in range(9):
+        telling.notify(f"run:{number}")
+    async with asyncio.timeout(30):
+        assert all([await watch.wait(60) for watch in watches])
+    await here.close()
+    await there.close()
+    await postgres.recycle(url)
+
+
 async def test_other_processes_are_heard_by_one_that_has_written_nothing(database_url: str) -> None:
     here, there = await Database.open(database_url), await Database.open(database_url)
     listening, telling = Signals(), Signals()

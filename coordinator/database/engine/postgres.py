@@ -43,7 +43,8 @@ LISTEN_S = 30.0  # longest wait for the listening connection
 ALIVE_S = 20.0  # interval of testing the listening connection
 CHANNEL = "volunteer"
 CLOSE_S = 30.0  # longest wait for running functions when closing
-TOPICS_MAX = 10_000
+TOPICS_MAX = 10_000  # topics of one transaction; more are announced as `EVERYTHING`
+EVERYTHING = ""  # announces that any topic may have changed
 GATHER_S = 0.05  # time for which topics gather for one transaction
 
 SERVER = {
@@ -275,11 +276,12 @@ class PostgresRunner:
         def receive(connection: object, pid: int, channel: str, payload: str) -> None:
             sender, _, topic = payload.partition(" ")
             if sender != self._name:
-                deliver(topic)
+                deliver(topic or None)
 
         def send(topic: str) -> None:
-            if len(self._pending) < TOPICS_MAX:
-                self._pending[topic] = None
+            self._pending[topic] = None
+            if len(self._pending) > TOPICS_MAX:
+                self._pending = {EVERYTHING: None}
             self._send.set()
 
         self._tasks.append(asyncio.create_task(self._listen(receive, deliver, listening)))

@@ -235,6 +235,28 @@ async def test_a_key_that_is_pressed_during_a_request_counts_for_the_next() -> N
     assert (watched.server.forgot, watched.typed) == (1, set())
 
 
+async def test_a_key_that_is_pressed_again_while_its_request_runs_counts_again() -> None:
+    watched = Watched()
+    watched.typed.add("f")
+    watched.server.meanwhile = lambda: watched.typed.add("f")
+    await watched.tick()
+    watched.server.meanwhile = lambda: None
+    await watched.tick(2)
+    assert (watched.server.forgot, watched.typed) == (2, set())
+
+
+async def test_a_key_whose_request_fails_is_sent_again() -> None:
+    watched = Watched()
+    await watched.tick()
+    watched.typed.add("f")
+    watched.server.meanwhile = lambda: setattr(watched.server, "gone", Unreachable("it is away"))
+    await watched.tick()
+    assert (watched.server.forgot, watched.typed) == (1, {"f"})
+    watched.server.meanwhile, watched.server.gone = lambda: None, None
+    await watched.tick(2)
+    assert (watched.server.forgot, watched.typed) == (2, set())
+
+
 async def test_the_end_of_the_terminal_ends_the_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, keyboard = pytest.importorskip("pty").openpty()
 
