@@ -268,8 +268,8 @@ class Intake(PlatformService):
         return [None] * len(asked)
 
     async def _wake_members(self, run_id: int, least: int, workers: Collection[str]) -> None:
-        """Wake the claims that decided updates concern in a run that mixes members: those of their
-        workers, and all that wait for members once there are enough.
+        """Wake the claims of the workers of decided updates in a run that mixes members, and the
+        claims that wait for members once there are enough.
         """
         read = partial(contributions.waiting_accounts, run_id=run_id, limit=least)
         topics = [f"worker:{worker}" for worker in sorted(workers)]

@@ -355,12 +355,12 @@ def _wait_for_members(run: Run) -> Refusal:
     )
 
 
-def _holds_enough(runs: Sequence[Run], device: str, held: int) -> Refusal:
+def _holds_enough(runs: Sequence[Run], device: str, count: int) -> Refusal:
     """Return why a device that holds tasks of these runs gets no further task."""
     # a run for which the device has room lacks members, see `_may_hold_more`
-    run = next((run for run in runs if held < run.settings.in_flight), None)
+    run = next((run for run in runs if count < run.settings.in_flight), None)
     if run is None:
-        message = f"{device} holds {counted(held, 'task')} already, as many as it may"
+        message = f"{device} holds {counted(count, 'task')} already, as many as it may"
         return Refusal(reason=Reason.IN_FLIGHT, message=message)
     members = counted(run.lacks, "member")
     return Refusal(
