@@ -16,6 +16,7 @@ from shared.workloads.base import Job
 
 SETTLED = ("accepted", "merged")  # states of an accepted contribution
 STEP_SHARE = 0.3  # share of the learning rate by which an element moves in a step
+MOMENTUM_SHARE = 1e-3  # norm of the momenta's change: far below any clip of gradients
 
 
 class SimulatedUpdate(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +50,11 @@ class SimulatedWork:
     def do(self, task: int, job: Job, weights: Path, codec_name: str) -> SimulatedUpdate:
         train = self._about.file.train
         scale = train.lr * STEP_SHARE * (job.steps**0.5 if job.update == "delta" else 1.0)
-        places = int(self._rng.integers(len(self._noise)))
-        noise = np.roll(self._noise, places) * np.float32(scale)
+        scales = {"parameter": scale, "momentum": MOMENTUM_SHARE * self._about.parameters**-0.5}
+        noise = np.roll(self._noise, int(self._rng.integers(len(self._noise))))
         with open_frame(weights, self._about.schema) as base:
             tensors = {
-                spec.name: np.resize(noise, spec.shape)
+                spec.name: np.resize(noise * np.float32(scales[spec.role]), spec.shape)
                 if spec.is_encoded
                 else base.array(spec.name)
                 for spec in self._about.schema

@@ -61,6 +61,18 @@ def test_a_model_too_large_to_move_about_is_played_by_a_small_one_and_its_bytes_
     assert found.parameters == 10_000_000
 
 
+def test_a_shared_momentum_doubles_the_bytes_and_nothing_is_refused() -> None:
+    train = {"train": {"lr": 0.05}}
+    alone, shared = (
+        predicted(run=RUN | train | {"model": RUN["model"] | {"shared_momentum": is_shared}})
+        for is_shared in (False, True)
+    )
+    assert shared.versions_per_hour == pytest.approx(alone.versions_per_hour, rel=0.01)
+    assert shared.contributions_per_version == alone.contributions_per_version == 2
+    assert shared.up_mb_per_hour == pytest.approx(2 * alone.up_mb_per_hour, rel=0.1)
+    assert shared.parameters == alone.parameters
+
+
 @pytest.mark.parametrize(
     ("downlink", "megabytes"),
     [
