@@ -13,6 +13,7 @@ from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.versions import evaluations, version_blobs, versions
 from shared.errors import NotFound
+from shared.protocol.endpoint import INTEGER_MAX
 
 PACE_VERSIONS = 20  # most versions from which the pace of a run is computed: the newest
 
@@ -71,7 +72,8 @@ _GET = sa.select(versions).where(equals(versions.c.run_id), equals(versions.c.ve
 def get(conn: sa.Connection, run_id: int, version: int) -> VersionRow:
     """Return a version. Raises NotFound."""
     values = {"where_run_id": run_id, "where_version": version}
-    row = conn.execute(_GET, values).mappings().first()
+    # PostgreSQL refuses a number that the column cannot hold
+    row = conn.execute(_GET, values).mappings().first() if 0 <= version <= INTEGER_MAX else None
     if row is None:
         raise NotFound(f"this run has no version {version}")
     return VersionRow(**row)

@@ -13,7 +13,8 @@ address        the public address does not lead here: for example, its proxy ans
 backup         the newest backup is old, or no backup was made, or the next has no room
 certificate    the TLS certificate ends soon
 database       its file is damaged, was removed, or its disk failed: nothing is written any more;
-               or a run's stored file cannot be read; or it lost its newest transactions
+               or a run's stored file cannot be read, or its workload is not installed here; or
+               it lost its newest transactions
 store          the blob store belongs to another database, or to a second one: nothing is deleted
 """
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shared.protocol.limits import API
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator, refused
 
 HUGE = (2**31, 2**32, 2**63 - 1, 2**63, 10**17)
@@ -68,3 +69,34 @@ async def test_what_is_stored_of_a_submission_is_bounded(home: LocalCoordinator)
     good = msgspec.to_builtins(ann.submission(lease, begun, data))
     for metrics in ({f"m{n}": 1.0 for n in range(26_000)}, {"m" * 100: 1.0}):
         refused(await ann.post(f"/tasks/{lease.task}/submit", good | {"metrics": metrics}), 400)
+
+
+async def test_no_number_of_the_organiser_reaches_the_database_too_large(
+    home: LocalCoordinator,
+) -> None:
+    run = await home.start_run()
+    await home.join("Ann")
+    for number in (*HUGE, -1, -(10**17)):
+        for command, body in (
+            ("run.export", {"name": run, "version": number}),
+            ("run.rollback", {"name": run, "to": number}),
+            ("run.rollouts", {"name": run, "version": number}),
+            ("task.requeue", {"ids": [number]}),
+            ("invite.revoke", {"id": number}),
+            ("invite.create", {"count": number}),
+            ("invite.create", {"uses": number}),
+            ("announce.withdraw", {"id": number}),
+            ("contribution.reverse", {"id": number, "reason": "wrong"}),
+            ("checker.renew", {"contribution": number, "hold": "x"}),
+            ("grant", {"name": "Ann", "amount_micro": number, "reason": "gift"}),
+            ("record.list", {"before": number}),
+            ("volunteer.reverse", {"name": "Ann", "since": float(number), "reason": "wrong"}),
+            ("volunteer.key", {"name": "Ann", "expires_s": float(number)}),
+            ("announce", {"text": "hello", "until": float(number)}),
+            ("run.extend", {"name": run, "stop": {"versions": number}, "yes": True}),
+            ("run.extend", {"name": run, "stop": {"tokens": number}, "yes": True}),
+        ):
+            reply = await home.admin.post(
+                f"{API}/admin/{command}", content=msgspec.json.encode(body)
+            )
+            assert reply.status_code < 500, (command, body, reply.text)
