@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +146,24 @@ def test_a_damaged_backup_restores_nothing(
     victim.write_bytes(data)
     said = run("restore", tmp_path / "saved", "--data-dir", tmp_path / "new")
     assert said.code == 78
+    assert not (tmp_path / "new" / "coordinator.sqlite3").exists()
+
+
+@pytest.mark.parametrize("change", [{"revision": "9999"}, {"format": 2}])
+def test_a_backup_of_a_newer_version_restores_nothing(
+    here: Run, busy: Path, run: Run, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    saved = tmp_path / "saved"
+    here("backup", saved)
+    listed = json.loads((saved / "backup.json").read_bytes()) | change
+    payload = json.dumps(listed).encode()
+    signature = SigningKey.load(busy / "signing.key").sign(payload).hex()
+    for name, data in (("backup.json", payload), ("backup.sig", signature.encode())):
+        (saved / name).chmod(0o600)
+        (saved / name).write_bytes(data)
+    restored = run("restore", saved, "--data-dir", tmp_path / "new")
+    assert restored.code == 78
+    assert "restore it with the version that made it" in restored.err
     assert not (tmp_path / "new" / "coordinator.sqlite3").exists()
 
 

@@ -506,11 +506,13 @@ async def test_a_part_that_a_disk_or_store_refuses_once_costs_its_merge_no_failu
 ) -> None:
     """Another try makes it within the same merge; only its contents may end one."""
     async with local_coordinator(tmp_path) as home:
-        await home.start_run(RUN.replace("[plan]", "[plan]\nshards = 2"))
+        momentum = 'preset = "diloco"\nshards = 2'  # each part has a state too
+        await home.start_run(RUN.replace('preset = "fedavg"', momentum))
         await team(home)
         with faults(fail(error).before("put_file")).installed():
             assert await home.coordinator.merger.merge_if_due(1)
         assert await values(home, merges.c.state, merges.c.failures) == [("committed", 0)]
+        assert [path for path in home.coordinator.blobs.scratch().iterdir() if path.is_file()] == []
         assert await sound(home)
 
 

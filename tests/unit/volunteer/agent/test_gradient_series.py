@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from pathlib import Path
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from sqlalchemy import select
 
+from coordinator.database.tables.contributions import contributions
 from coordinator.rules.task_size import first_part, parts_of
-from tests.support.local_coordinator import RUN
+from shared.protocol.contributions import Verdict
+from tests.support.local_coordinator import RUN, decode
 from tests.support.local_volunteer import local_machine
 from tests.support.workloads.tiny_gpt import job
 from volunteer.agent.lease_parts import part_of
+from volunteer.control import commands, events
 
 
 @given(st.integers(1, 400), st.integers(1, 10**9), st.integers(0, 50))
@@ -62,3 +68,33 @@ async def test_a_lease_asks_for_newer_weights_every_so_many_steps_and_no_oftener
         submissions = [path for path in process.network.seen if path.endswith("/submit")]
         asked = [path for path in process.network.seen if path.endswith("/begin")]
         assert (len(submissions), len(asked)) == (12, 4)  # before the steps 0, 3, 6 and 9
+
+
+async def test_the_part_after_one_that_is_computed_again_is_a_first_try(tmp_path: Path) -> None:
+    plan = 'preset = "sync-sgd"\nquorum = 1'
+    run = RUN.replace("local_steps = 2", "local_steps = 3")
+    run = run.replace('preset = "fedavg"\nquorum = 2', plan)
+    async with local_machine(tmp_path, run) as machine, machine.working(max_tasks=1) as process:
+        process.network.refuse("/submit")
+        await process.until(events.Connection, lambda event: event.queued == 1)
+        bob = await machine.home.join("Bob")
+        lease = await bob.claim()
+        begun, data = await bob.begin(lease), await bob.update("tiny")
+        await bob.upload(lease, data)
+        submission = bob.submission(lease, begun, data)
+        first = replace(submission, steps=1, samples=lease.job.batch_size)
+        verdict = decode(await bob.post(f"/tasks/{lease.task}/submit", first), Verdict)
+        assert verdict.state in ("accepted", "merged")
+        async with process.eventually():
+            while (await machine.home.coordinator.runs.queries.info("tiny")).version < 1:
+                await asyncio.sleep(0.02)
+        process.network.heal()
+        await process.control.do(commands.Retry())
+        assert await process.ended() == 0
+        c = contributions.c
+        own = select(c.part, c.tries).where(c.task_id != lease.task).order_by(c.id)
+        rows = await machine.home.coordinator.db.read(lambda conn: conn.execute(own).all())
+        tries = {part: [row.tries for row in rows if row.part == part] for part, _ in rows}
+        assert sorted(tries) == [0, 1, 2]
+        assert tries[0] == [0, 1]
+        assert all(numbers == list(range(len(numbers))) for numbers in tries.values())
