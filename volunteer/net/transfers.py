@@ -307,13 +307,7 @@ async def _body(info: UploadInfo, file: BinaryIO, on_bytes: OnBytes) -> AsyncIte
         # KiB: 0.04 ms of CPU this way, 0.17 ms through a thread.
         piece = file.read(min(SEND_BYTES, stop - done))
         if not piece:
-            raise InvalidFrame(
-                Sentence(
-                    "{name} has fewer bytes than the {size} announced",
-                    name=file.name,
-                    size=info.size,
-                )
-            )
+            raise InvalidFrame  # `upload` tells a damaged file from a wrong size of the server
         yield piece
         done += len(piece)
         on_bytes(done)
