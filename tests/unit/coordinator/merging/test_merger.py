@@ -210,7 +210,7 @@ async def test_a_damaged_base_sets_no_work_aside(
         with pytest.raises(DamagedBlob):
             await home.coordinator.merger.merge_if_due(1)
     await asyncio.sleep(0)
-    assert asyncio.all_tasks() == background  # nobody renews a merge that ended
+    assert asyncio.all_tasks() <= background  # nobody renews a merge that ended
     assert await values(home, contributions.c.state) == ["accepted", "accepted"]
     m = merges.c
     ((state, count, message, ended),) = await values(
