@@ -14,9 +14,12 @@ import pytest
 from tests.support.sources import ROOT
 
 # Sends SIGINT to its own process when the module of a given place in the order is imported, counted
-# from the first one after the program took over Ctrl-C.
+# from the first one after the program took over Ctrl-C, which a shell ignores for what it starts in
+# the background.
 INTERRUPTER = """
 import os, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Interrupter:
     left = int(os.environ["INTERRUPT_AT"])
