@@ -4,8 +4,8 @@
     <profile>/lock               see `instance_lock`
     <profile>/control.json       address of the running instance
     <profile>/last-look.json     figures that the owner saw last on the screen
-    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, receipts/
-                                 and members/ of one coordinator
+    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, receipts/,
+                                 gifts/ and members/ of one coordinator
 
 The identity, with its secret, is on disk before it is sent to anyone, so a lost reply never makes a
 second account.
@@ -22,10 +22,12 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import Configuration, StorageFull
+from shared.files.deletions import delete_file
 from shared.files.text_file import read_text
 from shared.proofs.signing import digest
 from shared.protocol.accounts import Benchmark, ServerInfo
 from shared.protocol.contributions import Verdict
+from shared.protocol.inference import GiveRequest
 from shared.sentences import Sentence
 from volunteer.control.model_step import ModelStep
 from volunteer.control.shortage import Shortage
@@ -93,6 +95,7 @@ class Home:
         self.tasks = private_directory(path / "tasks")
         self.receipts = path / "receipts"  # made with the first receipt
         self.own_data = path / "members"  # made with the first own data
+        self._gifts = path / "gifts"  # gifts without an answer; made with the first gift
         self._memory = self._read_memory()
 
     @property
@@ -115,6 +118,25 @@ class Home:
             by_contribution[verdict.contribution] = verdict
         newest = tuple(by_contribution.values())[-VERDICTS_KEPT:]
         self.remember(verdicts=newest, news_until=max(until, self._memory.news_until))
+
+    def gift(self, to: str, amount_micro: int) -> tuple[GiveRequest, bool]:
+        """Return the request of a gift, stored before it is sent, and True if the same gift was
+        sent before without an answer: it keeps its id, by which the coordinator pays it once.
+        """
+        path = self._gift_file(to, amount_micro)
+        if earlier := read_record(path, GiveRequest):
+            return earlier, True
+        request = GiveRequest(id=secrets.token_hex(16), to=to, amount_micro=amount_micro)
+        private_directory(self._gifts)
+        write_record(path, request, durable=True)
+        return request, False
+
+    def forget_gift(self, request: GiveRequest) -> None:
+        """Delete the request of a gift that was answered."""
+        delete_file(self._gift_file(request.to, request.amount_micro), "settled")
+
+    def _gift_file(self, to: str, amount_micro: int) -> Path:
+        return self._gifts / f"{digest(f'{amount_micro} {to}'.encode())[:32]}.json"
 
     def _read_memory(self) -> ProfileState:
         path = self.path / "memory.json"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
-from shared.errors import BadRequest
+from shared.errors import BadRequest, Conflict, Forbidden, NotFound
 from shared.files.text_file import UTF8
 from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence, figure
@@ -296,15 +296,24 @@ def give(
     profile: Profile = "",
 ) -> int:
     """Give earned credits to another volunteer."""
-    import secrets
-
     from shared.protocol.endpoints import GIVE
-    from shared.protocol.inference import GiveRequest
     from shared.text import MICRO
+    from volunteer.account.profile_directory import Profile as ProfileDirectory
+    from volunteer.cli.start import identity_of
     from volunteer.i18n.formats import credit
+    from volunteer.settings.settings import directories
 
-    request = GiveRequest(id=secrets.token_hex(16), to=name, amount_micro=_micro(amount, MICRO))
-    done = call_account(profile, GIVE, body=request)
+    places = directories(profile=profile)
+    home = ProfileDirectory(places.profile).home(identity_of(places))
+    request, repeated = home.gift(name, _micro(amount, MICRO))
+    if repeated:
+        remark(_("the same gift got no answer before: it is sent again, and paid only once"))
+    try:
+        done = call_account(profile, GIVE, body=request)
+    except (BadRequest, Forbidden, NotFound, Conflict):
+        home.forget_gift(request)  # the coordinator refused it
+        raise
+    home.forget_gift(request)
     if json:
         return print_json(done)
     sentence = _(

@@ -8,8 +8,10 @@ import io
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import openai
 import pytest
 
@@ -195,6 +197,48 @@ async def test_credits_are_given(house: Answering, run: Run) -> None:
     assert code == 1
     assert 'there is no volunteer "Nobody"' in err
     assert (await run("give", "Bob", "-1"))[0] == 2
+
+
+@asynccontextmanager
+async def without_replies_to(path: bytes, url: str) -> AsyncIterator[str]:
+    """Yield the address of a server whose replies to requests for `path` are all lost."""
+    port = int(url.rpartition(":")[2])
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner, outer = await asyncio.open_connection("127.0.0.1", port)
+        while request := await reader.read(1 << 16):
+            outer.write(request)
+            reply = await inner.read(1 << 16)
+            if path in request:
+                break
+            writer.write(reply)
+        writer.close()
+        outer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_gift_typed_again_after_a_lost_reply_is_made_once(
+    house: Answering, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("volunteer.net.api.ASK_S", 0.5)
+    profile = Profile(directories().profile)
+    account = await identity(house)
+    before = (await house.balances()).earned_micro
+    async with without_replies_to(b"/me/give", house.url) as url:
+        profile.use(msgspec.structs.replace(account, url=url))
+        code, out, _ = await run("give", "Bob", "2.5")
+    assert (code, out) == (75, "")
+    profile.use(account)
+    code, out, err = await run("give", "Bob", "2.5")
+    assert (code, out[:19]) == (0, "Bob got 2.50 credit")
+    assert "paid only once" in err
+    assert (await house.balances()).earned_micro == before - 2_500_000
+    code, _, err = await run("give", "Bob", "2.5")  # a second gift, meant as such
+    assert (code, err) == (0, "")
+    assert (await house.balances()).earned_micro == before - 5_000_000
 
 
 async def test_refusals_are_sentences(house: Answering, run: Run) -> None:
