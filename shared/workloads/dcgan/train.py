@@ -11,7 +11,6 @@ twice instead of keeping them; a task that still does not fit is given back.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
@@ -69,7 +68,8 @@ class DcganWork:
         self._step = 0
         self._turn = 0
         self._in_turn = 0  # finished images of the present turn
-        self._fakes: deque[Tensor] = deque()  # fakes of this step, with the graph for the generator
+        # fakes of this step by their place in it, with the graph for the generator
+        self._fakes: dict[int, Tensor] = {}
         self._frugal = False  # memory was short: fakes are drawn again instead of kept
         self._statistics = (
             self._copy_statistics()
@@ -102,7 +102,7 @@ class DcganWork:
         began = perf_counter()
         first = self._step * self._job.batch_size
         size = min(self._job.batch_size, len(self._images) - first)
-        micro = len(self._fakes[0]) if self._turn and self._fakes else self._micro(size)
+        micro = self._micro(size)
         if self._turn == 0:
             real = self._load(first + self._in_turn, micro)
             self._judge(real, self._noise(size, micro), micro / size)
@@ -243,7 +243,7 @@ class DcganWork:
             with torch.set_grad_enabled(not self._frugal):
                 fakes = model.draw(noise)
             if not self._frugal:
-                self._fakes.append(fakes)
+                self._fakes[self._in_turn] = fakes
             on_real, on_fakes = model.judge(real), model.judge(fakes.detach())
             loss = F.binary_cross_entropy_with_logits(on_real, torch.ones_like(on_real))
             loss = loss + F.binary_cross_entropy_with_logits(on_fakes, torch.zeros_like(on_fakes))
@@ -254,8 +254,8 @@ class DcganWork:
 
     def _drawn(self, size: int, micro: int) -> Tensor:
         """Return the fakes that the discriminator saw, kept or drawn again."""
-        if self._fakes:
-            return self._fakes.popleft()
+        if (fakes := self._fakes.pop(self._in_turn, None)) is not None:
+            return fakes
         # the generator's running statistics already include this batch
         with self._autocast, statistics_kept(self._model.generator):
             return self._model.draw(self._noise(size, micro))
@@ -288,7 +288,7 @@ class DcganWork:
         if not self._fakes or now - self._shown_at < _PREVIEW_S:
             return ""
         self._shown_at = now
-        some = to_pixels(to_host(self._fakes[0][:_PREVIEWED]).numpy())
+        some = to_pixels(to_host(next(iter(self._fakes.values()))[:_PREVIEWED]).numpy())
         return "\n".join(braille(tile(some, _PREVIEWED), _PREVIEW_SIGNS))
 
     def _read(self, began: float, ended: bool) -> dict[str, float]:

@@ -212,6 +212,24 @@ def test_a_pause_in_the_middle_of_a_step_changes_nothing(data: Folder, turn: int
     assert same(*results)
 
 
+@pytest.mark.parametrize("advances", [1, 2, 3, 4, 5])
+def test_a_pause_between_the_portions_of_a_batch_changes_nothing(
+    data: Folder, monkeypatch: pytest.MonkeyPatch, advances: int
+) -> None:
+    """A pause drops the fakes that are kept for the generator; each is drawn again in its place."""
+    monkeypatch.setattr("shared.workloads.dcgan.train._PORTION_FLOPS", 1.0)
+    model = config(data)
+    weights = WORKLOAD.init(model, 0)
+    task = job(model, batch=48)  # three portions, in two turns
+    whole = finish(WORKLOAD.begin(task, weights, data, "cpu"))
+    work = WORKLOAD.begin(task, weights, data, "cpu")
+    for _ in range(advances):
+        work.advance()
+    work.suspend()
+    work.resume()
+    assert same(finish(work), whole)
+
+
 @pytest.mark.parametrize("advances", [0, 1, 4, 5])
 def test_a_machine_short_of_memory_gives_the_same_bytes(data: Folder, advances: int) -> None:
     """Memory runs out before the task, or in the turn of either network, also after a restart."""
