@@ -93,7 +93,7 @@ def choose(
     if temperature <= 0:
         token = int(scores.argmax())
     else:
-        token = _draw_token(scores / temperature, draw, top_p)
+        token = _draw_token(_tempered(scores, temperature), draw, top_p)
     if logprobs is None:
         return SampledToken(token=token)
     return probed(logits, token, logprobs)
@@ -126,9 +126,10 @@ def agrees(
         raise BadRequest(f"there is no token {token}")
     if temperature <= 0:
         return bool(scores.max() - scores[token] <= SLACK)
+    scores = _tempered(scores, temperature)
     if top_p >= 1:
-        return bool(agree((scores / temperature)[None], np.array([draw]), np.array([token]))[0])
-    weights = np.exp((scores - scores.max()) / temperature)
+        return bool(agree(scores[None], np.array([draw]), np.array([token]))[0])
+    weights = np.exp(scores)
     weights /= weights.sum()
     surely, perhaps = _may_be_kept(weights, top_p)
     if not (surely[token] or perhaps[token]):
@@ -181,6 +182,15 @@ def _finite(logits: NDArray[np.floating]) -> Floats:
     return scores if math.isfinite(float(scores.sum())) else np.nan_to_num(scores)
 
 
+def _tempered(scores: Floats, temperature: float) -> Floats:
+    """Return scores (V,) divided by a temperature above 0, with the largest at 0, so that no
+    temperature is too small: the other scores may become -inf.
+    """
+    with np.errstate(over="ignore"):
+        tempered: Floats = (scores - scores.max()) / temperature
+    return tempered
+
+
 def _within(low: float, high: float, draw: float) -> bool:
     reach = SLACK * min(high, 1 - low)
     return low - reach <= draw <= high + reach
@@ -188,9 +198,10 @@ def _within(low: float, high: float, draw: float) -> bool:
 
 def _draw_token(scores: Floats, draw: float, top_p: float) -> int:
     """Return the token whose part of [0, 1) holds `draw`, among the likeliest tokens that reach
-    `top_p` together. The parts lie in the vocabulary's order, which rounding does not change.
+    `top_p` together; the largest of the scores is 0. The parts lie in the vocabulary's order, which
+    rounding does not change.
     """
-    weights = np.exp(scores - scores.max())
+    weights = np.exp(scores)
     weights /= weights.sum()
     if top_p < 1:
         order = np.argsort(-weights, kind="stable")

@@ -72,6 +72,19 @@ def test_tokens_of_another_model_do_not(how: dict[str, Any]) -> None:
     assert wrong > 150
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("temperature", [1e-5, 1e-300, 1e-310, 5e-324])
+def test_the_likeliest_token_is_drawn_and_agrees_at_the_smallest_temperatures(
+    temperature: float, top_p: float
+) -> None:
+    logits = np.array([3.0, 15.0, 9.0, -6.0], np.float32)
+    for draw in (0.001, 0.5, 0.999):
+        assert choose(logits, draw, temperature=temperature, top_p=top_p).token == 1
+        for token in range(4):
+            agreed = agrees(logits, draw, token, temperature=temperature, top_p=top_p)
+            assert agreed == (token == 1)
+
+
 def test_a_number_that_is_no_token_is_refused() -> None:
     for token in (-1, 7):
         with pytest.raises(BadRequest, match="there is no token"):
