@@ -29,6 +29,7 @@ from volunteer.control import commands, events
 from volunteer.control.control import Control
 from volunteer.control.event_bus import EventBus
 from volunteer.tui.app import VolunteerApp
+from volunteer.tui.screens.run_keys import lend_terminal
 
 hub = EventBus(SystemClock())
 
@@ -51,6 +52,15 @@ async def main():
             for _ in range(100):
                 screen._driver.write(".")
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, draw_much)
+    if WAY == "lent":
+        chat = "print('chat of a model', flush=True); input()"
+
+        async def lend():
+            await lend_terminal(screen, [sys.executable, "-c", chat])
+
+        def begin_chat():
+            screen.run_worker(lend())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, begin_chat)
     code = await screen.run_async()
     sys.stdout.flush()
     os._exit(screen.return_code or code or 0)
@@ -99,6 +109,20 @@ def test_the_second_signal_does_not_wait() -> None:
         os.kill(terminal.child.pid, signal.SIGTERM)
         terminal.see("ending")
         os.kill(terminal.child.pid, signal.SIGTERM)
+        assert terminal.ended() == 0
+        assert terminal.left_as_found()
+
+
+def test_ctrl_c_in_a_program_that_has_the_terminal_ends_only_that_program() -> None:
+    with run("lent") as terminal:
+        terminal.see("Loss of the model")
+        terminal.press("")
+        os.kill(terminal.child.pid, signal.SIGUSR1)
+        terminal.see("chat of a model")
+        terminal.press("")
+        os.killpg(terminal.child.pid, signal.SIGINT)
+        terminal.see("Loss of the model")
+        os.killpg(terminal.child.pid, signal.SIGINT)
         assert terminal.ended() == 0
         assert terminal.left_as_found()
 

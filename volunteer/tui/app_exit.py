@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from volunteer.control import commands
@@ -21,6 +23,7 @@ class AppExit:
         self._app = app
         self.how: How | None = None  # set when the end of the volunteer was requested
         self.at_once = False  # a second request: the program does not wait for the volunteer
+        self._terminal_lent = False
 
     def catch_signals(self) -> None:
         """Let the first signal end the volunteer and then the program; a second signal ends the
@@ -28,10 +31,26 @@ class AppExit:
         """
         loop = asyncio.get_running_loop()
         for name in ("SIGTERM", "SIGHUP", "SIGINT"):
+            handler = self._on_interrupt if name == "SIGINT" else self._on_signal
             try:
-                loop.add_signal_handler(getattr(signal, name), self._on_signal)
+                loop.add_signal_handler(getattr(signal, name), handler)
             except (AttributeError, NotImplementedError, RuntimeError, ValueError):
                 continue  # not on this system, or not in the main thread
+
+    @contextmanager
+    def terminal_lent(self) -> Iterator[None]:
+        """Leave Ctrl-C to another program, which has the terminal within the block: the terminal
+        interrupts both.
+        """
+        self._terminal_lent = True
+        try:
+            yield
+        finally:
+            self._terminal_lent = False
+
+    def _on_interrupt(self) -> None:
+        if not self._terminal_lent:
+            self._on_signal()
 
     def _on_signal(self) -> None:
         if self._nothing_to_end:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -43,6 +44,7 @@ WEB = KeyCommand(
     rank=64,
 )
 SHARED = (SAMPLES, MODEL, WEB)
+INTERRUPTED = 130  # exit code of a command that Ctrl-C ended
 GRAPHICAL = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 
 
@@ -88,19 +90,26 @@ async def _run_in_terminal(app: VolunteerApp, word: str, run: str) -> None:
     ]
     typed_command = f"volunteer {word} {run}"
     try:
-        with app.batch_update(), app.suspend():  # the app draws nothing meanwhile
-            code = await _exit_code(command)
+        code = await lend_terminal(app, command)
     except SuspendNotSupported:
         app.tell(_("type this in another terminal: {command}", command=typed_command), "warning")
         return
-    if code:
+    if code not in (0, INTERRUPTED, -signal.SIGINT):
         app.tell(
             _("this ended with an error: `{command}` shows it", command=typed_command), "error"
         )
 
 
-async def _exit_code(command: list[str]) -> int:
-    """Run a program that takes over the terminal; return its exit code, 1 if it cannot start."""
+async def lend_terminal(app: VolunteerApp, command: Sequence[str]) -> int:
+    """Run a program that takes over the terminal until it ends; return its exit code, 1 if it
+    cannot start. Raises SuspendNotSupported.
+    """
+    # the app draws nothing meanwhile
+    with app.batch_update(), app.suspend(), app.app_exit.terminal_lent():
+        return await _exit_code(command)
+
+
+async def _exit_code(command: Sequence[str]) -> int:
     try:
         child = await asyncio.create_subprocess_exec(*command)
     except OSError:
