@@ -134,7 +134,11 @@ async def test_an_empty_queue_says_why(house: VirtualQueue) -> None:
     await house.lease(house.a)
     await house.lease(house.a)
     assert await house.idle(house.a) == Reason.IN_FLIGHT
-    for state, reason in (("paused", Reason.RUN_PAUSED), ("completed", Reason.RUN_ENDED)):
+    for state, reason in (
+        ("paused", Reason.RUN_PAUSED),
+        ("completed", Reason.RUN_ENDED),
+        ("failed", Reason.RUN_ENDED),
+    ):
         changed = update(runs_table).values(state=state)
         await house.write(lambda conn, changed=changed: conn.execute(changed))  # type: ignore[misc]
         assert await house.idle(house.b, runs=("run",)) == reason
@@ -150,6 +154,28 @@ async def test_a_waiting_claim_gets_what_comes_back(house: VirtualQueue) -> None
     await house.queue.release(house.a, leases[3].task, ReleaseRequest(attempt=1))
     got = await waiting
     assert (got.task, got.attempt) == (leases[3].task, 2)
+
+
+async def test_a_waiting_claim_gets_a_discarded_task_that_the_organiser_requeues(
+    house: VirtualQueue,
+) -> None:
+    leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
+    await house.write(lambda conn: tasks.discard(conn, [leases[3].task], house.clock.now()))
+    waiting = asyncio.ensure_future(house.lease(house.b, wait_s=30.0))
+    await _until_it_waits(house)
+    assert await house.task_list.requeue(ids=[leases[3].task]) == [leases[3].task]
+    await house.clock.advance(31)  # who was not woken gives up
+    assert (await waiting).task == leases[3].task
+
+
+async def test_a_device_works_on_a_model_that_its_machine_has_memory_for(
+    house: VirtualQueue,
+) -> None:
+    await house.write(lambda conn: add_run(conn, "large", parameters=1_000_000_000))
+    gpu: dict[str, Any] = {"runs": ("large",), "device": "cuda:0", "memory_bytes": 1 << 30}
+    assert await house.idle(house.a, **gpu) == Reason.NO_FIT
+    assert await house.idle(house.a, **gpu, host_bytes=1 << 30) == Reason.NO_FIT
+    assert (await house.lease(house.a, **gpu, host_bytes=64 << 30)).run == "large"
 
 
 @pytest.mark.parametrize(

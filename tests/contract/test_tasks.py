@@ -16,6 +16,7 @@ from coordinator.database import volunteers as store
 from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import failures as failures_table
+from coordinator.scheduling.claims import SUSPENDED_S
 from coordinator.scheduling.renewals import Renewals
 from shared.errors import (
     Cancelled,
@@ -263,6 +264,19 @@ async def test_a_suspended_account_gets_no_work_and_the_reason(house: VirtualQue
     assert (idle.reason, idle.message) == (
         Reason.BANNED, "this account is suspended: it was noise; write to the organiser",
     )  # fmt: skip
+    assert idle.retry_after_s == SUSPENDED_S
+
+
+@pytest.mark.parametrize(("left_s", "retry_s"), [(70, 70), (3000, 300)])
+async def test_an_account_that_rests_is_told_when_to_ask_again(
+    house: VirtualQueue, left_s: float, retry_s: float
+) -> None:
+    until = house.clock.now() + left_s
+    await set_standing(house, house.a, unproven=2, rest_until=until)
+    idle = (await claim(house.queue, house.a)).idle
+    assert idle is not None
+    assert (idle.reason, idle.retry_after_s) == (Reason.IN_FLIGHT, retry_s)
+    assert f"it gets work again in {left_s} s" in idle.message
 
 
 @pytest.mark.parametrize("told", [1e-3, 1e18, 0.0])

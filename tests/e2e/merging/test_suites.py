@@ -4,6 +4,7 @@ before and after stand wherever the run is shown.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from pathlib import Path
@@ -15,8 +16,10 @@ from coordinator.admin.datasets import AddDataset
 from coordinator.admin.datasets import add as add_dataset
 from coordinator.admin.runs import CreateRun
 from coordinator.admin.runs import create as create_run
-from coordinator.database import evaluations, runs
+from coordinator.database import datasets, evaluations, runs, versions
+from coordinator.merging import suites
 from coordinator.pages.views import Views
+from coordinator.runs.datasets import heldout
 from coordinator.runs.public_runs import PublicRuns
 from shared import decoding
 from shared.errors import InvalidRunFile
@@ -24,6 +27,7 @@ from shared.protocol.versions import VersionManifest
 from shared.workloads.data.chat_dataset import build_chat
 from shared.workloads.data.chat_template import ChatTemplate
 from shared.workloads.data.tokenizer import train_tokenizer
+from shared.workloads.generation import suite_score
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 from tests.support.workloads import tiny_causal
 
@@ -183,6 +187,43 @@ async def test_suites_that_cannot_be_measured_leave_the_loss_alone(
         assert await home.coordinator.evaluation.evaluate_next()
         courses = (await home.coordinator.runs.queries.info("tiny")).suites
         assert [course.first.version for course in courses if course.first] == [0, 0]
+
+
+async def test_a_late_suite_gets_all_the_time_that_the_earlier_ones_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 24 s, where each example takes a second: a suite of three and one of twenty."""
+    clock = [0.0]
+
+    def second() -> bool:
+        clock[0] += 1
+        return False
+
+    for module in (suites, suite_score):
+        monkeypatch.setattr(module, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(suites, "BUDGET_S", 24.0)
+    lines = [{"prompt": f"{n} is", "choices": [f" {n}", " x"], "answer": 0} for n in range(20)]
+    async with local_coordinator(tmp_path / "home") as home:
+        for name, count in (("few", 3), ("many", 20)):
+            await add_suite(home, tmp_path, name, lines[:count])
+        await home.start_run(RUN + '[evaluation]\nsuites = ["few", "many"]\n')
+        coordinator = home.coordinator
+        run = await coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+        version = await coordinator.db.read(lambda conn: versions.get(conn, run.id, 0))
+        row = await coordinator.db.read(lambda conn: datasets.by_name(conn, "sums"))
+        data = await heldout(row.manifest, coordinator.blobs, {})
+        weights = await coordinator.blobs.local(version.published_sha256)
+        files = [
+            suites.SuiteFile(name=name, file=str(tmp_path / f"{name}.jsonl"))
+            for name in ("few", "many")
+        ]
+        outcome = await asyncio.to_thread(
+            suites.measure_suites, second, run, weights, data, tuple(files)
+        )
+    assert {name: tally.examples for name, tally in outcome.scores.items()} == {
+        "few": 3,
+        "many": 20,
+    }
 
 
 async def test_a_run_of_dialogues_is_asked_by_its_template(tmp_path: Path) -> None:
