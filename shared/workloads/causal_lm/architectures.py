@@ -65,7 +65,7 @@ HeadWidth: TypeAlias = Annotated[int, Meta(ge=2, le=1024)]
 Positions: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 24)]
 Small: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Factor: TypeAlias = Annotated[float, Meta(gt=0, le=1e9)]
-Factors: TypeAlias = Annotated[tuple[float, ...], Meta(max_length=512)]
+Factors: TypeAlias = Annotated[tuple[Factor, ...], Meta(max_length=512)]
 Layers: TypeAlias = Annotated[tuple[int, ...], Meta(max_length=512)]
 Attentions: TypeAlias = tuple[Literal["full_attention", "sliding_attention"], ...]
 
@@ -107,6 +107,24 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
                 )
             if isinstance(value, (int, float)) and not 0 < value <= 1e9:
                 raise InvalidRunFile(f"[{TABLE}] rope_parameters: {key} must lie between 0 and 1e9")
+        if self.rope_theta <= 1:
+            raise InvalidRunFile(f"[{TABLE}] rope_parameters: rope_theta must lie above 1")
+
+    def check_head(self, width: int) -> None:
+        """Raise InvalidRunFile for positions that cannot rotate a head of this width."""
+        pairs = -(-int(width * (self.partial_rotary_factor or 1.0)) // 2)
+        if 2 * pairs > width:
+            raise InvalidRunFile(
+                f"[{TABLE}] rope_parameters rotate {pairs} pairs of numbers, and a head has {width}"
+                " numbers: lower partial_rotary_factor, or make heads of an even width"
+            )
+        for key in ("short_factor", "long_factor"):
+            factors = getattr(self, key)
+            if factors is not None and len(factors) != pairs:
+                raise InvalidRunFile(
+                    f"[{TABLE}] rope_parameters: {key} has {len(factors)} factors for {pairs} pairs"
+                    " of numbers that rotate"
+                )
 
 
 class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,13 +174,26 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidRunFile(
                     f"[{TABLE}] {key} has {len(items)} items for {self.num_hidden_layers} layers"
                 )
-        if self.rope_parameters.partial_rotary_factor and self.model_type != "phi3":
-            raise InvalidRunFile(f"[{TABLE}] {self.model_type} has no partial_rotary_factor")
+        self._check_positions()
         if self.head_dim * self.num_attention_heads != self.hidden_size and (
             self.model_type in _SHARED_WIDTH
         ):
             raise InvalidRunFile(
                 f"[{TABLE}] {self.model_type} needs hidden_size = num_attention_heads x head_dim"
+            )
+
+    def _check_positions(self) -> None:
+        """Raise InvalidRunFile for positions or windows that the library refuses."""
+        rope, kind = self.rope_parameters, self.model_type
+        if rope.partial_rotary_factor and kind != "phi3":
+            raise InvalidRunFile(f"[{TABLE}] {kind} has no partial_rotary_factor")
+        if kind == "phi3" and rope.rope_type not in ("default", "longrope"):
+            raise InvalidRunFile(f'[{TABLE}] phi3 has no rope_type "{rope.rope_type}"')
+        rope.check_head(self.head_dim)
+        slides = kind in _SANDWICHED and {*(self.layer_types or ())} != {"full_attention"}
+        if slides and self.sliding_window is None:
+            raise InvalidRunFile(
+                f"[{TABLE}] {kind} needs sliding_window, for its layers with sliding_attention"
             )
 
     @property
@@ -326,6 +357,7 @@ class NeoxShape(msgspec.Struct, frozen=True, kw_only=True):
                 f"[{TABLE}] hidden_size {self.hidden_size} must be a multiple of"
                 f" num_attention_heads {self.num_attention_heads}"
             )
+        self.rope_parameters.check_head(self.hidden_size // self.num_attention_heads)
 
     @property
     def positions(self) -> int:

@@ -9,7 +9,7 @@ import pytest
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest, load
 from tests.support.tensor_samples import count
-from tests.support.workloads.tiny_causal import GPT2, LLAMA, QWEN2, table
+from tests.support.workloads.tiny_causal import GPT2, LLAMA, QWEN2, SHAPES, table
 
 WORKLOAD = load("causal-lm")
 
@@ -20,6 +20,17 @@ def checked(raw: dict[str, Any]) -> dict[str, Any]:
 
 def llama(**changes: Any) -> dict[str, Any]:
     return table({**LLAMA, "vocab_size": 300, **changes})
+
+
+def shape(kind: str, **changes: Any) -> dict[str, Any]:
+    return table({**SHAPES[kind], "vocab_size": 300, **changes})
+
+
+def longrope(factors: int) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        **dict.fromkeys(("short_factor", "long_factor"), [1.0] * factors),
+    }
 
 
 @pytest.mark.parametrize(
@@ -47,6 +58,17 @@ def llama(**changes: Any) -> dict[str, Any]:
         (llama(hidden_size=30), "multiple of num_attention_heads"),
         (llama(rope_parameters={"rope_type": "llama3"}), "need factor"),
         (llama(rope_parameters={"rope_theta": 0}), "rope_theta"),
+        (llama(rope_parameters={"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}), "above 1"),
+        (llama(rope_parameters=longrope(3)), "short_factor has 3 factors for 4 pairs"),
+        (shape("phi3", rope_parameters={"partial_rotary_factor": 2.0}), "rotate 8 pairs"),
+        (shape("phi3", rope_parameters={"rope_type": "yarn", "factor": 2.0}), 'rope_type "yarn"'),
+        (shape("gpt_neox", rope_parameters={"partial_rotary_factor": 1.5}), "rotate 6 pairs"),
+        (
+            shape("gpt_neox", hidden_size=20, rope_parameters={"partial_rotary_factor": 1.0}),
+            "even width",
+        ),
+        (shape("gemma2", sliding_window=None), "gemma2 needs sliding_window"),
+        (shape("gemma3_text", layer_types=None, sliding_window=None), "needs sliding_window"),
         (llama(sliding_window=16), "no sliding_window"),
         (llama() | {"context": 65}, "64 tokens"),
         (llama() | {"train": "Lorra"}, 'not one of "all", "head", "lora", did you mean "lora"'),
