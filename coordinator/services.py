@@ -384,8 +384,7 @@ class Coordinator(Platform):
             self.stopping.set()
             if engine is not None:
                 await engine.close()
-            for topic in ("queue", "contributions", "versions", "runs", "recomputes", "alerts"):
-                self.signals.deliver(topic)
+            self.signals.deliver(None)
             _, late = await asyncio.wait(tasks, timeout=STOP_S)
             for task in late:
                 log.warning("background job is cut off", job=task.get_name())

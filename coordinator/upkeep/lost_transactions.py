@@ -64,7 +64,6 @@ class LostTransactions(PlatformService):
             await self._db.write(lambda conn: _note(conn, lost))
             log.error("the database lost its newest transactions", lost=lost)
             self._signals.deliver(None)
-            self._signals.notify("alerts")
         self._former = state
         return lost
 

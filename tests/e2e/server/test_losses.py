@@ -71,6 +71,24 @@ async def test_a_restarted_server_still_says_what_was_lost(
         assert "tiny is at version 0 and was at 1" in (await alerts(home.coordinator))["database"]
 
 
+async def test_a_loss_is_an_alert_at_once_and_not_at_the_next_look(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        coordinator = home.coordinator
+        await home.start_run(SHORT)
+        await merged(home, "Ann")
+        assert await coordinator.losses.look() == ""
+        looking = asyncio.create_task(coordinator.alerts.run(asyncio.Event()))
+        while home.clock.next_at is None:  # until it waits for its next look
+            await asyncio.sleep(0.01)
+        assert not coordinator.alerts.standing()["database"]
+        await coordinator.db.write(forgotten)
+        assert await coordinator.losses.look()
+        async with asyncio.timeout(10.0):
+            while not coordinator.alerts.standing()["database"]:
+                await asyncio.sleep(0.01)
+        looking.cancel()
+
+
 async def test_a_server_writes_nothing_to_a_database_that_a_newer_one_migrated(
     tmp_path: Path, database_url: str
 ) -> None:
