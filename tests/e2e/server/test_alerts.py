@@ -24,7 +24,7 @@ from shared.errors import NotFound, StorageFull
 from shared.proofs import proof_of_work
 from tests.e2e.server.test_recomputes import lazy, results, run_file
 from tests.support.certificates import certificate
-from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
+from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from tests.support.served import served
 from tests.support.server_process import command
@@ -233,6 +233,8 @@ async def test_a_low_disk_and_an_old_backup(tmp_path: Path) -> None:
             free[0] = int(floors * space.floor_bytes)
             assert [alert.state for alert in await look()] == said
         await home.clock.advance(8 * 86_400.0)
+        await coordinator.runs.create(RUN.replace('"tiny"', '"new"'))
+        await coordinator.runs.start("new")  # what is new does not excuse what is old
         heard = told(await look())
         assert ("backup", "", "on") in heard
         await backup.backup(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from sqlalchemy import make_url
 
 from coordinator.config import Settings
 from coordinator.database import key_values, unreferenced_blobs
@@ -181,6 +182,24 @@ async def test_a_copy_of_the_database_deletes_nothing_of_the_first(
     assert "nothing is deleted" in await trouble(two)
 
 
+async def test_a_store_that_two_databases_dispute_is_taken_over_at_once(
+    place: PartPosition, tmp_path: Path
+) -> None:
+    """Until the first has noticed the second, the store is in use by the second."""
+    url = f"sqlite:///{tmp_path}/coordinator.sqlite3"
+    one = await place.server("one", url)
+    await filled(one)
+    two = await place.server("two", await copied(place, one, url, "copy.db"))
+    await place.clock.advance(2 * RENEW_S)
+    assert await two.store_marks.renew()
+    with pytest.raises(Configuration, match=r"in use by the database .*copy\.db"):
+        await one.store_marks.take_over()
+    assert not await one.store_marks.renew()
+    await one.store_marks.take_over()
+    assert await one.store_marks.renew()
+    assert not await two.store_marks.renew()
+
+
 async def test_a_database_that_lost_transactions_recovers_and_takes_nothing_over(
     place: PartPosition, tmp_path: Path
 ) -> None:
@@ -227,6 +246,16 @@ async def test_a_copy_in_the_same_postgresql_server_is_refused_at_once(
     one = await place.server("one", url)
     await old(one)
     assert await one.upkeep.sweep() == 1
+
+
+async def test_whoever_reads_the_store_learns_no_password_of_the_database(
+    place: PartPosition, postgres: Postgres
+) -> None:
+    url = make_url(await postgres.fresh()).set(password="open-sesame")
+    one = await place.server("one", url.render_as_string(hide_password=False))
+    mark = await stored_mark(one.blobs)
+    assert mark is not None
+    assert ("open-sesame" in mark.place, str(url.database) in mark.place) == (False, True)
 
 
 async def test_replicas_share_the_mark_and_their_turns(

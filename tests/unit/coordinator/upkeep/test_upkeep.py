@@ -20,7 +20,7 @@ from coordinator.database import runs as run_rows
 from coordinator.database import versions as version_rows
 from coordinator.database.experience import KEPT_S
 from coordinator.database.tables.accounts import volunteers
-from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.contributions import contributions, uploads
 from coordinator.database.tables.experience import chunks
 from coordinator.database.tables.merges import merge_parts, merges, state_parts
 from coordinator.database.tables.record import record_lines
@@ -31,6 +31,7 @@ from coordinator.database.unreferenced_blobs import SWEEPER_S
 from coordinator.rules import run_file
 from coordinator.storage.staging import Staging
 from coordinator.upkeep import upkeep
+from coordinator.upkeep.backup import copy_blob
 from coordinator.upkeep.store_mark import RENEW_S, stored_mark
 from shared.errors import Unavailable
 from shared.files.deletions import Reason as DeletionReason
@@ -194,6 +195,20 @@ async def test_a_store_that_is_another_databases_too_loses_nothing(
         assert await home.coordinator.upkeep.sweep() == 0
     assert await stored(home) == before
     assert await home.coordinator.upkeep.sweep() > 0
+
+
+async def test_a_backup_keeps_nothing_of_a_blob_that_the_store_damaged(
+    home: LocalCoordinator, tmp_path: Path
+) -> None:
+    blobs, folder = home.coordinator.blobs, tmp_path / "saved"
+    sound, victim = [await blobs.put_bytes(data) for data in (b"sound", b"damaged")]
+    path = await blobs.local(victim)
+    path.chmod(0o600)
+    path.write_bytes(b"DAMAGED")
+    assert not await copy_blob(blobs, "0" * 64, folder / "missing")
+    assert not await copy_blob(blobs, victim, folder / victim)
+    assert await copy_blob(blobs, sound, folder / sound)
+    assert [path.name for path in folder.iterdir()] == [sound]
 
 
 async def stored(home: LocalCoordinator) -> set[str]:
@@ -381,6 +396,10 @@ async def test_chores_come_each_in_its_time_until_the_server_stops(home: LocalCo
         await ann.upload(lease, data)
         left = ann.submission(lease, begun, data)
         refused(await ann.post(f"/tasks/{lease.task}/submit", left), 500)
+    bob = await home.join("Bob")
+    given_up = await bob.claim()
+    await bob.begin(given_up)
+    await bob.upload(given_up, await bob.update(given_up.run, 2))  # and never submits it
     old = home.coordinator.blobs.scratch() / "old"
     old.write_text("left by a killed process")
     os.utime(old, (home.clock.now() - upkeep.ORPHAN_AGE_S - 1,) * 2)
@@ -422,6 +441,8 @@ async def test_chores_come_each_in_its_time_until_the_server_stops(home: LocalCo
     assert home.clock.now() - began > RENEW_S
     await until(home, job, swept)
     assert home.clock.now() - began > upkeep.SWEEP_S
+    count = sa.select(sa.func.count()).select_from(uploads)
+    assert await coordinator.db.read(lambda conn: conn.execute(count).scalar_one()) == 0
     stop.set()
     async with asyncio.timeout(120):
         while not job.done():
