@@ -151,6 +151,55 @@ def test_a_forged_momentum_fails_beside_honest_weights(
     assert result(torch.zeros(COUNT)) == "failed"
 
 
+@pytest.mark.parametrize(
+    ("moved", "buffer", "counter", "verdict"),
+    [
+        (1.0, 0.0, 0, "passed"),
+        (1.0, 0.5, 0, "failed"),
+        (1.0, 0.0, 1, "failed"),
+        (0.0, 0.0, 0, "passed"),  # the task leaves its buffers as they were
+        (0.0, 0.5, 0, "failed"),
+        (0.0, 0.0, 1, "failed"),
+    ],
+)
+def test_forged_buffers_fail_beside_honest_weights(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moved: float,
+    buffer: float,
+    counter: int,
+    verdict: str,
+) -> None:
+    schema = (
+        *SCHEMA,
+        TensorSpec("mean", (8,), role="buffer"),
+        TensorSpec("steps", (), "I64", "counter"),
+    )
+    learnt = torch.linspace(-1.0, 1.0, COUNT)
+    base = {"w": torch.zeros(COUNT), "mean": torch.ones(8), "steps": torch.tensor(3)}
+    ends = {"w": -learnt, "mean": base["mean"] + moved, "steps": torch.tensor(4)}
+
+    class Work(Descent):
+        @override
+        def result(self) -> tuple[Result, dict[str, torch.Tensor]]:
+            return super().result()[0], ends
+
+    begin = SimpleNamespace(begin=lambda job, given, *_: Work(given["w"], 0.0))
+    about = SimpleNamespace(schema=schema, workload=begin)
+    monkeypatch.setattr(module, "definition", lambda run: about)
+    monkeypatch.setattr(module, "read_weights", lambda path, about: dict(base))
+    job = SimpleNamespace(update="delta", train=SimpleNamespace(precision="float32"), seed=3)
+    case: Any = SimpleNamespace(run=None, job=job, comparable=lambda on: True)
+    update = {
+        "w": learnt.numpy(),
+        "mean": (ends["mean"] + buffer).numpy(),
+        "steps": (ends["steps"] + counter).numpy(),
+    }
+    codec("int8").encode(update, schema, tmp_path / "update", 3)
+    files = RecomputeFiles(weights=Path("w"), update=tmp_path / "update", codec="int8")
+    assert judge(redo(lambda: False, case, files, case), comparable=True) == verdict
+
+
 @pytest.mark.parametrize("name", ["float32", "bf16", "int8", "int4"])
 def test_poison_of_a_tenth_fails_and_rounding_elsewhere_passes_whatever_the_codec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
