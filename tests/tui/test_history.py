@@ -79,6 +79,32 @@ async def test_games_that_the_ledger_has_paid_wait_no_longer(engine: FakeEngine)
         assert "pending → checked → paid" in text
 
 
+async def test_pay_that_was_taken_back_is_no_longer_listed_as_paid(engine: FakeEngine) -> None:
+    paid = replace(OLDER[0], contribution=905, message="merged into version 30")
+    engine.answers = dict(prepared(engine).answers)
+    engine.answers[endpoints.CONTRIBUTIONS] = Paged((replace(paid, credits_micro=0),), "")
+    earned = replace(LEDGER[0], contribution=905, kind="earned")
+    reverse = replace(
+        earned, id=901, kind="reversed", amount_micro=-50_000_000, memo="copies of others"
+    )
+    engine.answers[endpoints.LEDGER] = (reverse, earned)
+    me = replace(scenes.ME, today_micro=-50_000_000)
+    played = [*scenes.started(), events.Judged(verdict=paid), events.Credits(me=me)]
+    async with opened(engine, played, look=PAGE, size=SIZES["120x36"]) as (app, pilot):
+        await settle(app, pilot)
+        text = screen_text(app)
+        row = next(line for line in text.splitlines() if str(paid.task) in line)
+        assert "✗ taken back" in row
+        assert "50.00" not in row.partition("││")[0]
+        assert "not paid" in text
+        assert "copies of others" in text
+        assert "+-" not in text
+        assert "today    -50.00" in text
+        await pilot.press("w", "w")  # paid
+        await settle(app, pilot)
+        assert "taken back" not in screen_text(app)
+
+
 async def test_only_what_holds_the_text_is_shown_until_escape(engine: FakeEngine) -> None:
     async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
         await settle(app, pilot)

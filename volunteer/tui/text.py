@@ -18,6 +18,7 @@ from rich.cells import cell_len, set_cell_size
 from shared.text import printable, whole_percent
 from shared.units import DAY_S
 from volunteer.i18n.catalogue import _, localized
+from volunteer.i18n.formats import credit
 
 Span: TypeAlias = tuple[str, str]  # text, role
 Line: TypeAlias = tuple[Span, ...]
@@ -258,6 +259,16 @@ def flops(value: float) -> str:
         if " " in short_number(value)
         else f"{short_number(value)} FLOP/s"
     )
+
+
+def gain(micro: int) -> str:
+    """Return micro-credits as credits with their sign: +50.00, -3.20."""
+    return f"{'+' if micro >= 0 else ''}{credit(micro)}"
+
+
+def gain_role(micro: int) -> str:
+    """Return the role of a gain; a gain below zero is a loss."""
+    return "good" if micro > 0 else "bad" if micro < 0 else "text"
 
 
 def countdown(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from textual import on
@@ -23,10 +23,26 @@ from volunteer.i18n.formats import credit
 from volunteer.tui import keys
 from volunteer.tui.page import SEARCH
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
-from volunteer.tui.text import Line, clock_time, fit, left, paragraph, percent, when
+from volunteer.tui.text import (
+    Line,
+    clock_time,
+    fit,
+    gain,
+    gain_role,
+    left,
+    paragraph,
+    percent,
+    when,
+)
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
-from volunteer.tui.widgets.recent_work import VERDICTS, outcome, reason_of
+from volunteer.tui.widgets.recent_work import (
+    NO_STEPS,
+    VERDICTS,
+    deciding_steps,
+    outcome,
+    reason_of,
+)
 from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
@@ -43,6 +59,7 @@ STAGES = {
     "superseded": 3,
     "rejected": 0,
     "unpaid": 0,
+    "reversed": 0,
 }
 COLUMNS = (
     Column(title=N_("when"), cells=8),
@@ -136,25 +153,25 @@ class History(QueryPage):
         reply: QueryReply[VerdictPage] = self.reply("history")
         newest: dict[int, Verdict] = {}
         for verdict in (
-            *reversed(self.volunteer.view.status.verdicts),
-            *(reply.value[0] if reply.value else ()),
             *self._older,
+            *self.volunteer.view.status.verdicts,
+            # the newest reply last: pay that was taken back does not change a verdict's time
+            *reversed(reply.value[0] if reply.value else ()),
         ):
             earlier = newest.get(verdict.contribution)
-            if earlier is None or earlier.at < verdict.at:
+            if earlier is None or earlier.at <= verdict.at:
                 newest[verdict.contribution] = verdict
         return tuple(sorted(newest.values(), key=lambda v: v.contribution, reverse=True))
 
-    def paid(self) -> frozenset[int]:
-        """Return the contributions with earned credits in the ledger."""
-        rows: Sequence[LedgerRow] = self.reply("ledger").value or ()
-        return frozenset(row.contribution or -1 for row in rows if row.kind == "earned")
+    def _steps(self) -> dict[int, str]:
+        """Return the last deciding step of the ledger by contribution."""
+        return deciding_steps(self.reply("ledger").value or ())
 
     def _filling(self, scene: Scene) -> Filling:
         reply: QueryReply[VerdictPage] = self.reply("history")
         verdicts = self.verdicts()
-        paid = self.paid()
-        matching = [v for v in verdicts if passes(v, self.active_choice, self.needle, paid)]
+        steps = self._steps()
+        matching = [v for v in verdicts if passes(v, self.active_choice, self.needle, steps)]
         old = not scene.view.status.online or reply.old(scene)
         count = (
             _("{chosen} of {known}", chosen=len(matching), known=len(verdicts))
@@ -163,7 +180,7 @@ class History(QueryPage):
         )
         note = " ".join(part for part in (count, reply.note(scene)) if part)
         return Filling(
-            rows=tuple(verdict_row(v, scene, paid, old=old) for v in matching),
+            rows=tuple(verdict_row(v, scene, steps, old=old) for v in matching),
             empty=_("nothing of this kind; w shows others, / searches for another text")
             if verdicts
             else reply.empty_sentence(
@@ -222,9 +239,9 @@ class History(QueryPage):
         return aged(total_lines(scene, width, height), scene)
 
 
-def passes(verdict: Verdict, kind: str, needle: str, paid: Collection[int] = ()) -> bool:
+def passes(verdict: Verdict, kind: str, needle: str, steps: Mapping[int, str] = NO_STEPS) -> bool:
     """Return True if a contribution passes the filter and the search text."""
-    state = outcome(verdict, paid)
+    state = outcome(verdict, steps)
     in_kind = {
         "all": True,
         "open": state in ("received", "checking", "accepted"),
@@ -236,9 +253,9 @@ def passes(verdict: Verdict, kind: str, needle: str, paid: Collection[int] = ())
     return in_kind and needle.casefold() in text.casefold()
 
 
-def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: bool) -> Row:
+def verdict_row(verdict: Verdict, scene: Scene, steps: Mapping[int, str], *, old: bool) -> Row:
     """Return a contribution as a row of the table."""
-    state = outcome(verdict, paid)
+    state = outcome(verdict, steps)
     sign, word, role = VERDICTS[state]
     pay = credit(verdict.credits_micro) if verdict.credits_micro else "-"
     why = reason_of(verdict, paid=state == "paid")
@@ -277,8 +294,7 @@ def detail_lines(
     verdict: Verdict, rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
 ) -> list[Line]:
     """Return the details of one contribution: verdict, failed check, and postings."""
-    paid = {row.contribution for row in rows if row.kind == "earned" and row.contribution}
-    state = outcome(verdict, paid)
+    state = outcome(verdict, deciding_steps(rows))
     sign, word, role = VERDICTS[state]
     lines: list[Line] = [((f"{getattr(scene.glyphs, sign)} {_(word)}", role),)]
     if verdict.reason:
@@ -298,9 +314,11 @@ def detail_lines(
         lines.append(_fact(_("weight"), percent(verdict.weight)))
     for row in reversed(rows):  # rows are newest first
         if row.contribution == verdict.contribution:
-            amount = f"{'+' if row.amount_micro >= 0 else ''}{credit(row.amount_micro)}"
+            amount = gain(row.amount_micro)
             line = ((left(clock_time(row.at), 6), "dim"), (left(_(row.kind), 9), "text"))
             lines.append((*line, (fit(amount, max(0, cells - 15)), "value")))
+            if row.kind == "reversed":
+                lines += paragraph(row.memo, cells, 3, "dim")
     return lines[:height]
 
 
@@ -317,8 +335,7 @@ def total_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     lines.append(_fact(_("pending"), credit(me.pending_micro), pending_role))
     if me.escrow_micro:
         lines.append(_fact(_("at stake"), credit(me.escrow_micro), "warn"))
-    today_role = "good" if me.today_micro else "text"
-    lines.append(_fact(_("today"), f"+{credit(me.today_micro)}", today_role))
+    lines.append(_fact(_("today"), gain(me.today_micro), gain_role(me.today_micro)))
     lines.append(_fact(_("earned"), credit(me.earned_micro)))
     lines.append(_fact(_("spent"), credit(me.spent_micro)))
     if me.held_micro:

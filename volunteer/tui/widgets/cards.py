@@ -27,6 +27,8 @@ from volunteer.tui.text import (
     centred,
     fit,
     flops,
+    gain,
+    gain_role,
     left,
     paragraph,
     percent,
@@ -182,7 +184,7 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     pending = [(credit(me.pending_micro), "warn" if me.pending_micro else "text")]
     if me.pending_micro and cells >= 31:
         pending.append((" " + _("in checking"), "dim"))
-    today = [(f"+{credit(me.today_micro)}", "good" if me.today_micro else "text")]
+    today = [(gain(me.today_micro), gain_role(me.today_micro))]
     if (speed := run_estimate.pace(scene.view.status)) and cells >= 31:
         hourly = short_number(speed.credits_per_hour)
         today.append((" " + _("{credits} an hour now", credits=hourly), "dim"))

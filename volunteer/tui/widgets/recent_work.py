@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
+from types import MappingProxyType
 
 from rich.cells import cell_len
 from typing_extensions import override
 
 from shared.protocol.contributions import Verdict
+from shared.protocol.listings import LedgerRow
 from volunteer.i18n.catalogue import N_, _, translated
 from volunteer.i18n.coordinator import verdict_reason
 from volunteer.i18n.formats import credit
@@ -40,7 +42,10 @@ VERDICTS = {
     "superseded": ("check", N_("not needed"), "dim"),
     "rejected": ("cross", N_("rejected"), "bad"),
     "unpaid": ("cross", N_("not paid"), "bad"),
+    "reversed": ("cross", N_("taken back"), "bad"),
 }
+DECIDING = ("earned", "reversed")  # steps of the ledger that decide the pay of a contribution
+NO_STEPS: Mapping[int, str] = MappingProxyType({})
 
 
 class Contributions(Panel):
@@ -84,15 +89,28 @@ def verdict_lines(
     ]
 
 
-def outcome(verdict: Verdict, paid: Collection[int] = ()) -> str:
+def outcome(verdict: Verdict, steps: Mapping[int, str] = NO_STEPS) -> str:
     """Return the state of a contribution: "paid" for accepted work that the ledger has paid (games,
-    which no version merges), "unpaid" for decided work whose pay was refused.
+    which no version merges), "reversed" for pay that was taken back, "unpaid" for decided work
+    whose pay was refused. `steps` are the last `DECIDING` steps of the ledger by contribution.
     """
-    if verdict.state == "accepted" and verdict.contribution in paid:
+    step = steps.get(verdict.contribution)
+    if step == "reversed":
+        return step
+    if verdict.state == "accepted" and step == "earned":
         return "paid"
     decided = verdict.state in ("merged", "superseded") and not verdict.credits_micro
     # Work of price 0 has no credits either; only the sentence of a refused pay has the word "paid".
     return "unpaid" if decided and "paid" in verdict.message else verdict.state
+
+
+def deciding_steps(rows: Sequence[LedgerRow]) -> dict[int, str]:
+    """Return the last of the `DECIDING` steps of each contribution; `rows` are newest first."""
+    return {
+        row.contribution: row.kind
+        for row in reversed(rows)
+        if row.contribution is not None and row.kind in DECIDING
+    }
 
 
 def reason_of(verdict: Verdict, *, paid: bool = False) -> str:

@@ -164,7 +164,7 @@ class Listing(Panel):
         self._filling = filling
         self._filled = Filling()
         self._top = 0
-        self.key = ""  # key of the row under the cursor
+        self.key = ""  # key of the row under the cursor; "" without rows
         self._at = 0
         self._cursor_style: Style | None = None
         self._last = ""  # last row when `Ended` was posted
@@ -185,6 +185,7 @@ class Listing(Panel):
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         rows = self._filled.rows
         if not rows:
+            self._report_row("")
             return paragraph(self._filled.empty, width, height, "dim")
         self._keep_cursor(rows)
         titled = self._titled(height)
