@@ -45,7 +45,15 @@ TIMEOUT_S = 600.0  # enough to build a dataset
 CONNECT_S = 10.0
 REPLY_BYTES_MAX = 256 << 20
 COPY_BYTES = 1 << 20
+# errors of a request that the server may have received whole
+_AFTER_SENDING = (httpx.ReadError, httpx.ReadTimeout, httpx.RemoteProtocolError)
 _TOKEN = re.compile(r"[\x21-\x7e]+")  # one word, which fits a header
+
+
+class ReplyLost(Unreachable):
+    """The server's reply was lost: a repeated command may take effect twice."""
+
+    exit_code = 1  # not 75, for which scripts try again
 
 
 class RemoteServer:
@@ -109,7 +117,7 @@ class RemoteServer:
         return RemoteServer(self._link, self._token, timeout_s)
 
     def call(self, command: OrganiserCommand[Q, R], ask: Q) -> R:
-        """Run a command on the server. Raises the server's errors."""
+        """Run a command on the server. Raises the server's errors, and ReplyLost."""
         body = msgspec.json.encode(ask, enc_hook=encode_english)
         with self._reply("POST", f"/admin/{command.name}", body) as response:
             return decode(_good(response), command.reply)
@@ -182,6 +190,11 @@ class RemoteServer:
             )
         cause = next((cause for cause in causes if isinstance(cause, OSError)), error)
         through = f" through the proxy {without_credentials(self._proxy)}" if self._proxy else ""
+        if isinstance(error, _AFTER_SENDING) and error.request.method == "POST":
+            return ReplyLost(
+                f"the reply of {self._link.url} was lost{through}: {why(cause)}; the command may "
+                "have taken effect: look before you repeat it"
+            )
         return Unreachable(f"{self._link.url} cannot be reached{through}: {why(cause)}")
 
 

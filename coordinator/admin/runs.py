@@ -237,7 +237,9 @@ async def rollouts(coordinator: Coordinator, ask: RolloutsRequest) -> tuple[Roll
 
 @organiser_command("run.export")
 async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
-    match = VERSION.fullmatch(ask.name) if ask.version is None else None
+    match = VERSION.fullmatch(ask.name)
+    if match and ask.version is not None:
+        raise BadRequest(f"give the version once: {ask.name}, or --version")
     name, version = (match["run"], int(match["version"])) if match else (ask.name, ask.version)
     how = version, ask.format, ask.dtype
     if ask.to:

@@ -83,4 +83,6 @@ def breach_state(breaches: Sequence[str]) -> str:
     """Print the breaches that a check found, and return their count in words."""
     for breach in breaches:
         print(f"BREACH  {breach}")
-    return f"{len(breaches)} breaches" if breaches else "all is well"
+    if not breaches:
+        return "all is well"
+    return "1 breach" if len(breaches) == 1 else f"{len(breaches):,} breaches"

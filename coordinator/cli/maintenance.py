@@ -369,14 +369,15 @@ def drill_backup(folder: Series, *, where: TargetOptions = HERE) -> int:
 
     from coordinator.upkeep.stored_backups import at_hand
 
+    if where.remote:
+        raise BadRequest("backup drill works on this machine: leave --server out")
     with at_hand(folder) as source:
         done = asyncio.run(_drill(where.settings(), source))
         place = folder if folder.startswith(SCHEME) else done.backup.path
     if where.json:
         as_json(done)
     else:
-        for breach in done.breaches:
-            print(f"BREACH  {breach}")
+        state = breach_state(done.breaches)
         heads = ", ".join(
             f"{run} at version {head}" if head >= 0 else f"{run} not started"
             for run, head in done.heads.items()
@@ -384,8 +385,7 @@ def drill_backup(folder: Series, *, where: TargetOptions = HERE) -> int:
         print(
             f"Restored {place} of {when(done.backup.created_at)} in "
             f"{done.seconds:.0f} s: {done.backup.rows:,} rows, {done.backup.blobs:,} blobs; "
-            f"{heads or 'no run'}; "
-            f"{len(done.breaches) or 'no'} breaches."
+            f"{heads or 'no run'}; {state}."
         )
     return 1 if done.breaches else 0
 

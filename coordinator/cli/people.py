@@ -46,7 +46,9 @@ def create(
     names: Annotated[
         Path | None, Parameter(help="A file with one name per line, or a CSV: one invite each.")
     ] = None,
-    count: Annotated[int, Parameter(help="Number of invites, without names.")] = 1,
+    count: Annotated[
+        int | None, Parameter(help="Number of invites, without --names (default: 1).")
+    ] = None,
     uses: Annotated[int, Parameter(help="Number of people one invite lets in.")] = 1,
     days: Annotated[
         float | None, Parameter(help="Valid this long (default: until revoked).")
@@ -59,9 +61,13 @@ def create(
     """Make join links. Each is shown once: only its hash is kept."""
     from coordinator.admin import people_commands as commands
 
+    if names is not None and (qr or count is not None):
+        raise BadRequest("--names makes one invite a name: leave --count and --qr out")
+    if qr and where.json:
+        raise BadRequest("--json prints no QR code: leave --qr out")
     request = commands.CreateInvites(
         names=() if names is None else tuple(_names(names)),
-        count=count,
+        count=1 if count is None else count,
         uses=uses,
         expires_s=None if days is None else days * DAY_S,
     )
@@ -452,6 +458,10 @@ def announce(
     """
     from coordinator.admin import people_commands as commands
 
+    if withdraw is not None and text:
+        raise BadRequest("give a sentence to announce, or --withdraw with a number")
+    if not text and (run or until):
+        raise BadRequest("--run and --until are for a new sentence: give its text")
     if text:
         at = None if until is None else (until if until.tzinfo else until.replace(tzinfo=UTC))
         news = commands.Announce(text=text, run=run, until=None if at is None else at.timestamp())

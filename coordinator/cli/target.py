@@ -66,8 +66,24 @@ class Where(StoragePlace):
 
     @property
     def remote(self) -> str:
-        """Return the address of the server; "" if no server is named."""
-        return self.server or os.environ.get("COORDINATOR_SERVER", "")
+        """Return the address of the server; "" if no server is named. A typed storage place wins
+        over the server of the environment. Raises BadRequest for options that contradict.
+        """
+        storage = [name for name, place in self.flags.items() if place is not None]
+        if self.server is None:
+            server = "" if storage else os.environ.get("COORDINATOR_SERVER", "")
+        elif not self.server.strip():
+            raise BadRequest("--server is empty: name a running server, or leave it out")
+        elif storage:
+            option = storage[0].replace("_", "-")
+            raise BadRequest(
+                f"--{option} and --server name two coordinators: leave --server out, or --{option}"
+            )
+        else:
+            server = self.server
+        if self.token_file is not None and not server:
+            raise BadRequest("--token-file is for --server, which is missing")
+        return server
 
     def settings(self) -> Settings:
         """Return the settings in force."""

@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.runs import Reason
 from coordinator.cli.target import HERE, TargetOptions, listed, tell
+from shared.text import counted
 
 app = App(name="task", help="Tasks: list open and failed ones, requeue failed ones.")
 
@@ -55,7 +56,12 @@ def requeue(
     from coordinator.admin import tasks as commands
 
     request = commands.Requeue(ids=ids, run=run, every=whole, reason=reason)
-    tell(where, commands.requeue, request, lambda tasks: f"{len(tasks.ids)} tasks queued again.")
+    tell(
+        where,
+        commands.requeue,
+        request,
+        lambda tasks: f"{counted(len(tasks.ids), 'task')} queued again.",
+    )
 
 
 def add_to(parent: App) -> None:

@@ -8,7 +8,9 @@ import csv
 import io
 import json
 import re
+import socket
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -196,6 +198,73 @@ def test_a_file_that_is_no_token_is_named_and_not_shown(run: Run, tmp_path: Path
     assert said.code == 78
     assert f"the file {key} holds no token: name the file admin.token" in said.err
     assert "MC4CAQAw" not in said.err
+
+
+def test_options_that_name_two_coordinators_or_none_are_refused(
+    run: Run, here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here("migrate")
+    data, token = ("--data-dir", tmp_path / "data"), ("--token-file", tmp_path / "token")
+    both = run("run", "list", *data, "--server", "http://127.0.0.1:9", *token)
+    assert (both.code, both.out) == (2, "")
+    assert "--data-dir and --server name two coordinators" in both.err
+    # an unset variable of a script must not lead the command to this machine's coordinator
+    empty = run("run", "list", "--server", "", *token)
+    assert (empty.code, empty.err) == (
+        2,
+        "coordinator: --server is empty: name a running server, or leave it out\n",
+    )
+    alone = run("run", "list", *data, *token)
+    assert (alone.code, "--token-file is for --server" in alone.err) == (2, True)
+    monkeypatch.setenv("COORDINATOR_SERVER", "http://127.0.0.1:9")
+    typed = run("run", "list", *data)
+    assert (typed.code, "No run yet" in typed.out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("announce", "hello", "--withdraw", "1"), "or --withdraw with a number"),
+        (("announce", "--run", "tiny"), "--run and --until are for a new sentence"),
+        (("invite", "create", "--names", "x.csv", "--count", "3"), "leave --count and --qr out"),
+        (("invite", "create", "--json", "--qr"), "leave --qr out"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    run: Run, tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    refused = run(*words, "--data-dir", tmp_path / "data")
+    assert (refused.code, refused.out) == (2, "")
+    assert sentence in refused.err
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_version_is_named_once(run: Run, busy: Path, tmp_path: Path) -> None:
+    place = ("--data-dir", busy, "--to", tmp_path / "out")
+    refused = run("run", "export", "tiny@1", "--version", "0", *place)
+    assert (refused.code, "give the version once: tiny@1" in refused.err) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_lost_reply_is_no_reason_to_repeat_a_command(run: Run, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a-token", encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer_nothing() -> None:
+            connection, _ = server.accept()
+            with connection:
+                while b"reason" not in connection.recv(1 << 16):
+                    pass  # the request arrives whole; its reply is lost
+
+        thread = threading.Thread(target=answer_nothing, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        words = ("grant", "Ann", "5", "--reason", "thanks")
+        lost = run(*words, "--server", url, "--token-file", token)
+        thread.join(10)
+    assert (lost.code, lost.out) == (1, "")
+    assert "may have taken effect: look before you repeat it" in lost.err
 
 
 def test_a_file_without_its_option_is_told_which_options_take_files(run: Run) -> None:
