@@ -165,6 +165,12 @@ def credit(micro: int, digits: int = 2) -> str:
     return f"{micro / MICRO:,.{digits}f}"
 
 
+def exact_credit(micro: int) -> str:
+    """Return micro-credits as credits, with two digits or as many as it takes."""
+    digits = next((d for d in range(2, 6) if micro % 10 ** (6 - d) == 0), 6)
+    return credit(micro, digits)
+
+
 def table_lines(
     names: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int] = ()
 ) -> list[str]:

@@ -29,7 +29,7 @@ from shared.protocol.inference import (
     NewKey,
     UsageRow,
 )
-from shared.text import credit
+from shared.text import credit, exact_credit
 from shared.units import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
@@ -190,8 +190,8 @@ class ApiKeys:
             try:
                 new = gifts.give(conn, sides, request.id, request.amount_micro, now)
             except Forbidden as error:
-                amount = credit(request.amount_micro)
-                has = credit(earned_micro)
+                amount = exact_credit(request.amount_micro)
+                has = exact_credit(earned_micro)
                 raise Forbidden(f"you have {has} credits to give, not {amount}") from error
             if new and total_micro + request.amount_micro > self._gift_micro:
                 raise Forbidden(

@@ -20,7 +20,7 @@ from coordinator.rules.standing import PROOFS_MIN
 from shared.errors import BadRequest, why
 from shared.files.text_file import read_text
 from shared.network.qr import qr_coloured
-from shared.text import MICRO, credit
+from shared.text import MICRO, credit, exact_credit
 from shared.units import DAY_S
 
 if TYPE_CHECKING:
@@ -221,7 +221,10 @@ def grant(
 
     request = commands.CreditGrant(name=name, amount_micro=round(amount * MICRO), reason=reason)
     tell(
-        where, commands.grant, request, lambda g: f"{g.name} got {credit(g.amount_micro)} credits."
+        where,
+        commands.grant,
+        request,
+        lambda g: f"{g.name} got {exact_credit(g.amount_micro)} credits.",
     )
 
 

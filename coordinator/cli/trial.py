@@ -42,6 +42,7 @@ def try_folder(
     file = Path(f"{name}.toml")
     if file.exists():
         raise BadRequest(f"{file} is there already: name the run with --name")
+    text = _run_file(name, licence)
     more = [*(["--column", column] if column else []), *(["--licence", licence] if licence else [])]
     _said(where, "dataset", "add", name, "--text", str(folder), *more)
     options = datasets.DatasetOptions(column=column, licence=licence)
@@ -49,7 +50,6 @@ def try_folder(
     if not where.json:
         datasets.tell_stored(dataset, where)
     _said(where, "run", "create", "--recipe", RECIPE, str(file))
-    text = _run_file(name, licence)
     file.write_text(text, encoding="utf-8")
     _said(where, "run", "create", str(file))
     draft = call(where, runs.create, runs.CreateRun(text=text))
@@ -81,14 +81,15 @@ def _run_file(name: str, licence: str) -> str:
     """Return the recipe's run file with `name` as the name of the run and of its dataset, without
     the comment lines that show commands.
     """
+    import tomlkit
+
     from coordinator.runs.run_recipe import recipe
 
     lines = recipe(RECIPE).text.splitlines(keepends=True)
     text = "".join(line for line in lines if not line.startswith(("#   coordinator ", "#\n")))
-    values = {"name": name, "dataset": name} | ({"licence": licence} if licence else {})
-    for key, value in values.items():
-        text = re.sub(rf'^{key} = "[^"]*"', f'{key} = "{value}"', text, count=1, flags=re.MULTILINE)
-    return text
+    document = tomlkit.parse(text)
+    document.update({"name": name, "dataset": name} | ({"licence": licence} if licence else {}))
+    return tomlkit.dumps(document)
 
 
 def _said(where: TargetOptions, *words: str) -> None:

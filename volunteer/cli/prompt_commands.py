@@ -300,7 +300,7 @@ def give(
     from shared.text import MICRO
     from volunteer.account.profile_directory import Profile as ProfileDirectory
     from volunteer.cli.start import identity_of
-    from volunteer.i18n.formats import credit
+    from volunteer.i18n.formats import credit, exact_credit
     from volunteer.settings.settings import directories
 
     places = directories(profile=profile)
@@ -319,7 +319,7 @@ def give(
     sentence = _(
         "{to} got {amount} credits; you have {left}",
         to=done.to,
-        amount=credit(done.amount_micro),
+        amount=exact_credit(done.amount_micro),
         left=credit(done.left_micro),
     )
     print(printable(sentence))

@@ -16,6 +16,11 @@ def credit(micro: int, digits: int = 2) -> str:
     return localized(plain.credit(micro, digits))
 
 
+def exact_credit(micro: int) -> str:
+    """Return micro-credits as credits, with two digits or as many as it takes."""
+    return localized(plain.exact_credit(micro))
+
+
 def size(count: float) -> str:
     """Return bytes in powers of ten: 512 B, 1.23 MB."""
     return localized(plain.size(count))

@@ -51,9 +51,12 @@ def test_as_json_it_prints_one_document(
 ) -> None:
     texts = folder_of_texts(tmp_path / "texts")
     monkeypatch.chdir(tmp_path)
-    said = run("try", texts, "--name", "mine", "--json", "--data-dir", "data")
+    licence = 'CC\\1 "as is"'
+    said = run("try", texts, "--name", "mine", "--licence", licence, "--json", "--data-dir", "data")
     reply = json.loads(said.out)
     assert reply["run"] == "mine"
+    shown = json.loads(run("run", "show", "mine", "--json", "--data-dir", "data").out)
+    assert shown["run"]["licence"] == licence
     assert parse_link(reply["link"]).code
 
 

@@ -193,6 +193,10 @@ async def test_credits_are_given(house: Answering, run: Run) -> None:
     code, out, _ = await run("give", "Bob", "2.5")
     assert code == 0
     assert out.startswith("Bob got 2.50 credits; you have ")
+    code, out, _ = await run("give", "Bob", "0.0004")
+    assert (code, out[:24]) == (0, "Bob got 0.0004 credits; ")
+    code, _, err = await run("give", "Bob", "999.0000004")
+    assert (code, "credits to give, not 999.00" in err) == (1, True)
     code, _, err = await run("give", "Nobody", "1")
     assert code == 1
     assert 'there is no volunteer "Nobody"' in err
