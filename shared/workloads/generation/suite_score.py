@@ -120,6 +120,8 @@ def _likelihood(asking: _Asking, prompt: str, text: str) -> tuple[float, bool]:
     """
     decoder = asking.decoder
     before, whole = asking.prompt(prompt), asking.continued(prompt, text)
+    if len(whole) == 1:  # one token spans both texts
+        whole = [*decoder.encode(""), *whole]
     same = next((n for n, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), None)
     start = len(before) if same is None else same  # a token may span both texts
     over = max(0, len(whole) - 1 - decoder.context)

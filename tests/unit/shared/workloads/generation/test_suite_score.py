@@ -96,6 +96,25 @@ def test_the_likeliest_choice_counts_whatever_its_length() -> None:
     assert found.error == pytest.approx(math.sqrt(0.75 * 0.25 / 4))
 
 
+class Joined(Bytes):
+    """A decoder with the token 1 for "ab", which follows the end of a text."""
+
+    @override
+    def encode(self, text: str, *, marks: bool = False) -> list[int]:
+        return [1] if text == "ab" else super().encode(text)
+
+    @override
+    def scores(self, tokens: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
+        assert tokens  # no model reads an empty text
+        return super().scores(tokens, places)
+
+
+def test_a_prompt_and_a_choice_may_be_one_token() -> None:
+    examples = Suite(kind="choice", examples=(choice("a", ("b", "z"), 0),))
+    tally = score(Joined(), examples, 60, never)
+    assert (tally.correct, tally.examples, tally.cut) == (1, 1, 0)
+
+
 def test_written_answers_are_compared_up_to_the_stop() -> None:
     examples = [
         Example(prompt="a", answer="bcd", stop="e"),
