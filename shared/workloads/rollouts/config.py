@@ -31,9 +31,16 @@ from shared.workloads.generation.prompt_text import PromptText
 from shared.workloads.gpt import config as gpt
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.rollouts.problem_dataset import stored
-from shared.workloads.rollouts.problems import BYTES, Problem, Text, drawn, encoded, solution
+from shared.workloads.rollouts.problems import (
+    BYTES,
+    Problem,
+    Text,
+    drawn,
+    encoded,
+    longest,
+    solution,
+)
 
-LOOKED_AT = 256  # drawn problems that are checked before a run is made
 FILE, TEXT = "problems", "tokenizer"  # names of the files of a run, which its dataset has
 SEED = 0  # seed of the generators, since a problem is identified by its number
 _WORD = (1 << 63) - 1
@@ -91,7 +98,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
                     ' --problems FILE --tokenizer MODEL/tokenizer.json, and a line dataset = "NAME"'
                 )
             checked = msgspec.structs.replace(checked, dataset=None)
-            checked._check_drawn()
+            checked.check_drawn(checked.size, "[model] problems")
             return checked
         if unused := [key for key in ("problems", "size") if key in raw]:
             raise InvalidRunFile(
@@ -137,14 +144,20 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         return msgspec.structs.replace(self, tokenizer=used, end=ends[0], chat=chat)
 
-    def _check_drawn(self) -> None:
-        problems = Problems(self)
+    def check_drawn(self, size: int, key: str) -> None:
+        """Raise InvalidRunFile, with the key, if a drawn problem of this size, or its solution, may
+        have no room.
+        """
         try:
-            for number in range(LOOKED_AT):
-                answer = solution(problems.get(number)) or ""
-                self._check_answer(len(encoded(answer)), f"problem {number}")
+            problem = longest(self.problems, size)
+            solution_size = len(encoded(solution(problem) or ""))
+            label = f'the problem "{problem.prompt}"'
+            if size == self.size:
+                self._check_answer(solution_size, label)
+            over = max(0, solution_size - self.answer)  # a warm start learns longer solutions too
+            self.check_room(len(encoded(problem.prompt)) + over, label)
         except InvalidRunFile as error:
-            raise InvalidRunFile(f"[model] problems: {error.message}") from error
+            raise InvalidRunFile(f"{key}: {error.message}") from error
 
     def _check_answer(self, size: int, label: str) -> None:
         if size > self.answer:

@@ -148,10 +148,7 @@ def _check_warm(config: RolloutsConfig, how: RolloutsOptions) -> None:
             " remove the line"
         )
     if how.warm_size:
-        try:
-            Problems(config).get(0, how.warm_size)
-        except InvalidRunFile as error:
-            raise InvalidRunFile(f"[task.options] warm_size: {error.message}") from error
+        config.check_drawn(how.warm_size, "[task.options] warm_size")
     drawn = not listed and solution(Problems(config).get(0)) is None
     if how.warm_steps and (drawn or (listed and listed.without_solution)):
         which = f"the dataset ({listed.without_solution:,})" if listed else config.problems

@@ -114,11 +114,7 @@ def drawn(kind: str, seed: int, number: int, size: int, *, heldout: bool = False
     """Return problem `number` that a generator draws with a seed; see `GENERATORS` for `size`.
     Raises InvalidRunFile.
     """
-    if kind not in GENERATORS:
-        raise InvalidRunFile(f'there is no generator "{kind[:64]}": {hint(kind, GENERATORS)}')
-    draw, (least, most) = GENERATORS[kind]
-    if not least <= size <= most:
-        raise InvalidRunFile(f"the size of {kind} lies between {least} and {most}, not {size}")
+    draw = _generator(kind, size).draw
     dice = random.Random(sha256(b"problem %d %d" % (seed, number)).digest())
     while True:
         problem = draw(dice, size)
@@ -126,32 +122,73 @@ def drawn(kind: str, seed: int, number: int, size: int, *, heldout: bool = False
             return problem
 
 
+def longest(kind: str, size: int) -> Problem:
+    """Return a problem that is as long as any problem that a generator draws, and its solution as
+    long as any solution. Raises InvalidRunFile.
+    """
+    return _generator(kind, size).longest(size)
+
+
+def _generator(kind: str, size: int) -> _Generator:
+    """Return a generator of problems of this size. Raises InvalidRunFile."""
+    if kind not in GENERATORS:
+        raise InvalidRunFile(f'there is no generator "{kind[:64]}": {hint(kind, GENERATORS)}')
+    generator = GENERATORS[kind]
+    if not generator.least <= size <= generator.most:
+        raise InvalidRunFile(
+            f"the size of {kind} lies between {generator.least} and {generator.most}, not {size}"
+        )
+    return generator
+
+
 def _arithmetic(dice: random.Random, digits: int) -> Problem:
     one, other = (dice.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
-    sign = dice.choice("+-")
+    return _sum(one, dice.choice("+-"), other)
+
+
+def _sum(one: int, sign: str, other: int) -> Problem:
     value = one + other if sign == "+" else one - other
     return Problem.single(f"{one}{sign}{other}=", "number", {"answer": value})
 
 
-def _sorting(dice: random.Random, longest: int) -> Problem:
-    items = [dice.randrange(10) for _ in range(dice.randint(3, longest))]
+def _sorting(dice: random.Random, most: int) -> Problem:
+    return _digits([dice.randrange(10) for _ in range(dice.randint(3, most))])
+
+
+def _digits(items: list[int]) -> Problem:
     prompt = f"{''.join(map(str, items))}:"
     return Problem.single(prompt, "sorted", {"items": items})
 
 
 def _countdown(dice: random.Random, count: int) -> Problem:
-    numbers = [dice.randrange(1, 26) for _ in range(count)]
+    numbers = [dice.randrange(1, _LARGEST + 1) for _ in range(count)]
     target = numbers[0]
     for operand in numbers[1:]:
         target = dice.choice((target + operand, abs(target - operand), target * operand))
     dice.shuffle(numbers)
+    return _target(target, numbers)
+
+
+def _target(target: int, numbers: list[int]) -> Problem:
     prompt = f"make {target} of {' '.join(map(str, numbers))}:"
     return Problem.single(prompt, "countdown", {"target": target, "numbers": numbers})
 
 
-_Draw = Callable[[random.Random, int], Problem]
-GENERATORS: Mapping[str, tuple[_Draw, tuple[int, int]]] = {
-    "arithmetic": (_arithmetic, (2, 9)),  # digits of the two numbers
-    "sorting": (_sorting, (3, 64)),  # most digits, of at least three
-    "countdown": (_countdown, (2, 6)),  # numbers
+class _Generator(NamedTuple):
+    """Drawing of problems of a size from `least` to `most`, and the longest problem of a size."""
+
+    draw: Callable[[random.Random, int], Problem]
+    least: int
+    most: int
+    longest: Callable[[int], Problem]
+
+
+_LARGEST = 25  # largest number of a countdown
+GENERATORS: Mapping[str, _Generator] = {
+    # digits of the two numbers
+    "arithmetic": _Generator(_arithmetic, 2, 9, lambda n: _sum(10**n - 1, "+", 10**n - 1)),
+    # most digits, of at least three
+    "sorting": _Generator(_sorting, 3, 64, lambda n: _digits([0] * n)),
+    # numbers
+    "countdown": _Generator(_countdown, 2, 6, lambda n: _target(_LARGEST**n, [_LARGEST] * n)),
 }

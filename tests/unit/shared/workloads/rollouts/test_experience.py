@@ -238,6 +238,7 @@ def test_what_the_task_did_not_ask_for_is_refused_by_name(tmp_path: Path) -> Non
         ("config", {"context": 10, "answer": 12}, "the problem needs room too"),
         ("config", {"problems": "sorting", "size": 60}, "leaves"),
         ("config", {"problems": "sorting", "size": 20, "answer": 12}, "no room for it"),
+        ("config", {"problems": "countdown", "size": 6, "context": 57}, "raise context"),
         ("options", {"group": 1}, "at least 2"),
         ("options", {"grupe": 2}, "group"),
     ],
@@ -268,6 +269,9 @@ def test_a_warm_start_on_problems_that_cannot_be_drawn_is_refused_at_create() ->
     model = tiny.WORKLOAD.config({"problems": "sorting", "size": 4}, None)
     with pytest.raises(InvalidRunFile, match=r"\[task.options\] warm_size: the size of sorting"):
         tiny.WORKLOAD.experience.plan(model, tiny.WORKLOAD.options({"warm_size": 2}))
+    model = tiny.WORKLOAD.config({"context": 25, "answer": 3}, None)  # sums of two digits
+    with pytest.raises(InvalidRunFile, match=r"warm_size: the problem .* context 25 leaves 22"):
+        tiny.WORKLOAD.experience.plan(model, tiny.WORKLOAD.options({"warm_size": 9}))
     with pytest.raises(InvalidRunFile, match="window_min must not be above window"):
         tiny.WORKLOAD.options({"window": 32, "window_min": 64})
     with pytest.raises(InvalidRunFile, match="window must not be above 4096 chunks of 2"):

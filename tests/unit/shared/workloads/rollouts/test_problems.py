@@ -17,7 +17,7 @@ from shared.errors import InvalidRunFile
 from shared.workloads.base import DatasetWanted
 from shared.workloads.rollouts import verifiers
 from shared.workloads.rollouts.problem_dataset import build
-from shared.workloads.rollouts.problems import GENERATORS, Problem, drawn, reward
+from shared.workloads.rollouts.problems import GENERATORS, Problem, drawn, longest, reward, solution
 from shared.workloads.rollouts.verifiers import VERIFIERS, Verifier, evaluated, verifier
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -184,6 +184,17 @@ def test_drawn_problems_are_the_same_again_and_parts_are_apart(
     one, held = (drawn(kind, seed, number, 4, heldout=held) for held in (False, True))
     assert one == drawn(kind, seed, number, 4)
     assert one.prompt != held.prompt
+
+
+@given(st.sampled_from(sorted(GENERATORS)), st.integers(0, 10**6), st.booleans(), st.data())
+def test_no_drawn_problem_is_longer_than_the_longest(
+    kind: str, number: int, held: bool, data: st.DataObject
+) -> None:
+    generator = GENERATORS[kind]
+    size = data.draw(st.integers(generator.least, generator.most))
+    problem, most = drawn(kind, 0, number, size, heldout=held), longest(kind, size)
+    assert len(problem.prompt) <= len(most.prompt)
+    assert len(solution(problem) or "") <= len(solution(most) or "")
 
 
 def test_drawn_problems_can_be_solved() -> None:
