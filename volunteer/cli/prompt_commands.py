@@ -21,7 +21,7 @@ from volunteer.cli.drawings import draw, output_picture, picture_of
 from volunteer.cli.exit_codes import at_terminal, remark, with_profile
 from volunteer.cli.json_output import print_json, print_table
 from volunteer.cli.options import Json, Profile
-from volunteer.i18n.catalogue import N_, _, number
+from volunteer.i18n.catalogue import N_, _, number, translated
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -227,6 +227,7 @@ def generate(
                     "{model} writes text: leave --output out, it is for image runs", model=model
                 )
             )
+        _warn_of_strangers(card, private=private)
         text = await asyncio.to_thread(_standard_input) if prompt == "-" else prompt
         payload = {**body, "prompt": text}
         return await _stream_answer(api, COMPLETIONS, payload, show=stream and not json)
@@ -266,6 +267,7 @@ def chat(
 ) -> int:
     """Talk with the model, one line at a time; an empty line ends it. Nothing is kept."""
     from shared.protocol.endpoints import MODEL
+    from volunteer.net.reply_errors import PromptTooLong
 
     sampling = {"seed": seed, "max_tokens": max_tokens}
     options = {"model": model, "temperature": temperature}
@@ -276,10 +278,17 @@ def chat(
         card = await api.query(MODEL, model=model)
         if at_terminal():
             remark(_price_of(card))
+        _warn_of_strangers(card, private=private)
         turns: list[dict[str, str]] = []
         while words := await asyncio.to_thread(_line):
             turns.append({"role": "user", "content": words})
-            reply, used = await _stream_answer(api, CHAT, {**options, "messages": turns}, show=True)
+            try:
+                reply, used = await _chat_answer(api, options, turns)
+            except PromptTooLong as error:
+                if not at_terminal():
+                    raise
+                remark(translated(error.message))
+                continue
             turns.append({"role": "assistant", "content": reply})
             print()
             print(_price(used), file=sys.stderr)
@@ -357,19 +366,39 @@ def call_account(
     return answer
 
 
+def _warn_of_strangers(card: ModelCard, *, private: bool) -> None:
+    """Print a remark if volunteers' machines may answer."""
+    if card.answered_by == "volunteers" and not private:
+        remark(_(STRANGERS))
+
+
+async def _chat_answer(
+    api: Api, options: Mapping[str, object], turns: list[dict[str, str]]
+) -> tuple[str, Usage | None]:
+    """Return the answer to the last turn, printed as it arrives, and its usage. While the turns do
+    not fit the model's window, the older half of them is removed; a last turn that does not fit
+    alone is removed too. Raises PromptTooLong.
+    """
+    from volunteer.net.reply_errors import PromptTooLong
+
+    while True:
+        try:
+            return await _stream_answer(api, CHAT, {**options, "messages": turns}, show=True)
+        except PromptTooLong:
+            pairs = (len(turns) // 2 + 1) // 2  # questions with their answers
+            del turns[: max(2, 2 * pairs)]
+            if not turns:
+                raise
+            remark(_("the beginning of the talk no longer fits the model, and is left out"))
+
+
 async def _stream_answer(
     api: Api, path: str, body: dict[str, Any], *, show: bool
 ) -> tuple[str, Usage | None]:
     """Return an answer and its usage, None if the coordinator sent no usage; with `show` the words
     are printed as they arrive.
     """
-    from shared.protocol.endpoints import MODEL
     from volunteer.net.prompt_api import stream_answer
-
-    if "answered_by" not in body:
-        card = await api.query(MODEL, model=body["model"])
-        if card.answered_by == "volunteers":
-            remark(_(STRANGERS))
 
     parts: list[str] = []
     used = None
@@ -464,10 +493,10 @@ def _usage_cells(row: UsageRow) -> list[str]:
 
 def _micro(credits: float, micro: int) -> int:
     """Return credits in micro-credits. Raises BadRequest for an invalid amount."""
-    if not 0 < credits <= 1e9:
+    if not 0 < credits <= 1e9 or not (amount_micro := round(credits * micro)):
         raise BadRequest(
             Sentence(
                 "an amount is more than 0 and at most {most} credits", most=figure("1,000,000,000")
             )
         )
-    return round(credits * micro)
+    return amount_micro

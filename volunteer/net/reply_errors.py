@@ -19,6 +19,7 @@ from shared.text import printable
 from volunteer.i18n.coordinator import error_sentence
 
 SENTENCE_CHARS_MAX = 500
+TOO_LONG = "context_length_exceeded"  # code of an error in OpenAI's form
 REQUEST_ID = "x-request-id"  # header of every reply of a coordinator
 
 T = TypeVar("T")
@@ -26,6 +27,10 @@ T = TypeVar("T")
 
 class ForeignReply(errors.Unreachable):
     """Another program answers at the coordinator's address."""
+
+
+class PromptTooLong(errors.BadRequest):
+    """The prompt and its answer do not fit the model's window."""
 
 
 def refusal(
@@ -73,6 +78,8 @@ def openai_error(status: int, error: OpenAiError) -> VolunteerError:
     kind = kinds.get(status, errors.Internal if status >= 500 else errors.BadRequest)
     if error.code == errors.InsufficientQuota.code:
         kind = errors.InsufficientQuota
+    elif error.code == TOO_LONG:
+        kind = PromptTooLong
     message = printable(error.message, SENTENCE_CHARS_MAX) or kind().message
     return kind(error_sentence(kind.code, message))
 

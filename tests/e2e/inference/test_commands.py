@@ -149,6 +149,25 @@ async def test_chat_uses_the_runs_template(
     assert "the run's own template" in card["description"]
 
 
+async def test_a_long_chat_forgets_its_beginning_and_goes_on(
+    house: Answering, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"{number} and {'more ' * 30}" for number in range(9)]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*lines, ""])))
+    code, _, err = await run("chat", "tiny", "--max-tokens", "4")
+    assert (code, err.count("tokens in, 4 out")) == (0, len(lines)), err
+    assert "the beginning of the talk no longer fits the model" in err
+    monkeypatch.setattr("sys.stdin", io.StringIO("x" * 5000 + "\nWhy?\n\n"))
+    code, _, err = await run("chat", "tiny", "--max-tokens", "4")
+    assert (code, "shorten it" in err) == (2, True)
+    monkeypatch.setattr("sys.stdin", io.StringIO("x" * 5000 + "\nWhy?\n\n"))
+    monkeypatch.setattr(prompt_commands, "at_terminal", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda _: sys.stdin.readline())
+    code, out, err = await run("chat", "tiny", "--seed", "1", "--max-tokens", "4")
+    assert (code, out.strip()) == (0, expected("Q: Why? A:", 1, 4))
+    assert "shorten it" in err
+
+
 async def test_chat_says_at_a_terminal_what_it_costs_and_how_it_ends(
     house: Answering, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
