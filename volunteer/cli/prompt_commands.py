@@ -312,9 +312,9 @@ def give(
     from volunteer.i18n.formats import credit, exact_credit
     from volunteer.settings.settings import directories
 
-    places = directories(profile=profile)
+    amount_micro, places = _micro(amount, MICRO), directories(profile=profile)
     home = ProfileDirectory(places.profile).home(identity_of(places))
-    request, repeated = home.gift(name, _micro(amount, MICRO))
+    request, repeated = home.gift(name, amount_micro)
     if repeated:
         remark(_("the same gift got no answer before: it is sent again, and paid only once"))
     try:
