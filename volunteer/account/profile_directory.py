@@ -176,11 +176,23 @@ class Profile:
         return self._load(_slug(server.public_key))
 
     def use(self, identity: Identity) -> None:
-        """Store an identity, durably, and make it the current one."""
+        """Store an identity durably and make it the current one. An account that works stays the
+        current one until the other is registered too: its coordinator may refuse it.
+        """
         slug = _slug(identity.public_key)
         home = private_directory(self.path / slug)
         write_record(home / "identity.json", identity, durable=True)
-        write_whole(self.path / "current", slug.encode(), durable=True)
+        if identity.registered or not self._works:
+            write_whole(self.path / "current", slug.encode(), durable=True)
+
+    @property
+    def _works(self) -> bool:
+        """Return True if the current account is registered."""
+        try:
+            identity = self.current()
+        except Configuration:
+            return False
+        return identity is not None and identity.registered
 
     def verdicts(self) -> tuple[Verdict, ...]:
         """Return the verdicts on earlier contributions, newest last; () if they are unreadable."""

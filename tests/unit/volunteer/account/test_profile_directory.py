@@ -98,6 +98,19 @@ def test_each_coordinator_has_its_own_identity(tmp_path: Path) -> None:
     assert profile.home(one).path != profile.home(two).path
 
 
+def test_an_account_that_works_is_replaced_only_by_a_registered_one(tmp_path: Path) -> None:
+    profile = Profile(tmp_path)
+    one, two = msgspec.structs.replace(identity("ab" * 32), registered=True), identity("cd" * 32)
+    profile.use(one)
+    profile.use(two)
+    assert profile.current() == one
+    assert profile.identity_of(server("cd" * 32)) == two  # kept: a lost reply makes no second one
+    profile.use(msgspec.structs.replace(two, registered=True))
+    assert profile.current() == msgspec.structs.replace(two, registered=True)
+    profile.use(msgspec.structs.replace(two, registered=False, nickname="again"))
+    assert profile.current() == msgspec.structs.replace(two, registered=False, nickname="again")
+
+
 def test_a_damaged_profile_is_a_sentence(tmp_path: Path) -> None:
     profile = Profile(tmp_path)
     assert profile.current() is None
