@@ -302,7 +302,7 @@ class RolloutsOptions(ReplayOptions, frozen=True, kw_only=True):
 
     problems: Annotated[int, Meta(ge=1, le=4096)] = 64  # problems of one actor's task
     group: Annotated[int, Meta(ge=2, le=256)] = 8  # answers to each problem
-    temperature: Annotated[float, Meta(gt=0, le=4)] = 1.0
+    temperature: Annotated[float, Meta(ge=1e-3, le=4)] = 1.0
     slots: Annotated[int, Meta(ge=1, le=1024)] = 64  # answers generated together on one device
     window: Annotated[int, Meta(ge=1, le=1 << 20)] = 256
     reuse: Annotated[float, Meta(ge=0.01, le=1000)] = 2.0

@@ -27,9 +27,10 @@ def answered(
     file: Files = NO_FILES.__getitem__,
 ) -> list[list[int]]:
     """Return the greedy answer to each problem as tokens, its end included; `stop` cuts answers
-    short. `file` gives the run's files by name.
+    short. A prompt without room for an answer loses its beginning. `file` gives the run's files by
+    name.
     """
-    text = config.text(file)
+    text, room = config.text(file), config.context - config.answer
     batch = Batch(decoder_of(config, weights, file, min(SLOTS, len(problems)), "cpu"))
     answers: list[list[int]] = [[] for _ in problems]
     waiting = list(enumerate(problems))[::-1]
@@ -39,7 +40,7 @@ def answered(
             batch.add(
                 Sequence(
                     id=str(number),
-                    prompt=tuple(text.prompt(problem.prompt)),
+                    prompt=tuple(text.prompt(problem.prompt)[-room:]) or (text.end,),
                     max_tokens=config.answer,
                     seed=0,
                     temperature=0,

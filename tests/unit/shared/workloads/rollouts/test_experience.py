@@ -241,6 +241,7 @@ def test_what_the_task_did_not_ask_for_is_refused_by_name(tmp_path: Path) -> Non
         ("config", {"problems": "countdown", "size": 6, "context": 57}, "raise context"),
         ("options", {"group": 1}, "at least 2"),
         ("options", {"grupe": 2}, "group"),
+        ("options", {"temperature": 1e-300}, "temperature"),
     ],
 )
 def test_what_cannot_be_is_said_before_a_run_begins(
@@ -482,3 +483,10 @@ def test_refused_answers_are_in_no_sum(tmp_path: Path) -> None:
     other = msgspec.structs.replace(records[0], weights="f" * 64)
     (sums,) = inspected(tmp_path, encode([other, *records[1:]])).rollouts
     assert sums.answers == 7 * 4
+
+
+@pytest.mark.parametrize("prompt", ["12+34=" * 40, "\0"])
+def test_a_prompt_of_any_length_has_an_answer(prompt: str) -> None:
+    """A run file may name it; no evaluation fails by it."""
+    sample = tiny.WORKLOAD.sample(tiny.config(), tiny.lively(), None, prompt, 0)
+    assert sample.text.startswith(prompt)
