@@ -4,6 +4,7 @@ and a way on.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from syrupy.assertion import SnapshotAssertion
 from textual.events import Paste
 from textual.pilot import Pilot
 from textual.widgets import Input
+from typing_extensions import override
 
 from shared.errors import (
     Configuration,
@@ -318,6 +320,43 @@ async def test_escape_goes_back_as_far_as_an_account_allows(engine: FakeEngine) 
             await pilot.press("escape")
             await settle(app, pilot)
         assert "What may volunteer use?" in screen_text(app)
+
+
+class Unanswered(FakeEngine):
+    """A volunteer whose coordinator leaves the first request to join without an answer."""
+
+    @override
+    async def _execute(self, command: commands.Command[Any]) -> Any:
+        joins = sum(isinstance(earlier, commands.Join) for earlier in self.asked)
+        answer = await super()._execute(command)
+        if isinstance(command, commands.Join) and not joins:
+            await asyncio.Event().wait()
+        return answer
+
+
+async def test_who_goes_back_while_the_account_is_made_joins_with_the_new_name() -> None:
+    engine = Unanswered()
+    async with at(engine, "limits") as (app, pilot):
+        await pilot.press("n")
+        await settle(app, pilot)
+        assert "making your account" in screen_text(app)
+        await pilot.press("escape", "escape")
+        await settle(app, pilot)
+        assert "What shall we call you?" in screen_text(app)
+        await pilot.press(*"bell", "enter")
+        await settle(app, pilot)
+        await pilot.press("n")
+        await settle(app, pilot)
+        assert "welcome, ada" in screen_text(app)
+    assert [c.name for c in engine.asked if isinstance(c, commands.Join)] == ["ada", "bell"]
+
+
+async def test_who_quits_while_the_account_is_made_sees_no_fault() -> None:
+    async with at(Unanswered(), "limits") as (app, pilot):
+        await pilot.press("n")
+        await settle(app, pilot)
+        assert "making your account" in screen_text(app)
+    assert not app.is_running  # and no worker has failed
 
 
 async def test_who_joined_on_the_command_line_begins_with_the_limits(engine: FakeEngine) -> None:

@@ -27,6 +27,7 @@ from volunteer.tui.text import (
     short_number,
     spark,
     spread,
+    when,
     width,
     wrap,
 )
@@ -47,6 +48,11 @@ def test_what_is_cut_says_so() -> None:
     assert fit("short", 8) == "short"
     assert fit("日本語", 4) == "日…"
     assert fit("ab", 1) == "…"
+
+
+def test_a_moment_ahead_of_this_clock_has_a_time_of_day() -> None:
+    assert re.fullmatch(r"\d\d:\d\d", when(1_005.0, 1_000.0))
+    assert when(1_000.0, 1_000.0 + 3 * 86_400) == "3 d ago"
 
 
 @given(words, st.integers(1, 40), st.integers(1, 6))

@@ -313,8 +313,10 @@ def clock_time(at: float) -> str:
 
 
 def when(at: float, now: float) -> str:
-    """Return the time of day of a moment in the last 20 hours, else the time since: 2 d ago."""
-    return clock_time(at) if 0 <= now - at < 20 * 3600 else _("{time} ago", time=ago(now - at))
+    """Return the time of day of a moment in the last 20 hours, or ahead of this machine's clock;
+    else the time since: 2 d ago.
+    """
+    return clock_time(at) if now - at < 20 * 3600 else _("{time} ago", time=ago(now - at))
 
 
 def percent(share: float) -> str:

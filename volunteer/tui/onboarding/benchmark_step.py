@@ -40,6 +40,10 @@ class BenchmarkStep(Step):
             self._joining = True
             self.run_worker(self._join(), group="join")
 
+    @override
+    def leave(self) -> None:
+        self.workers.cancel_group(self, "join")  # the next join has the link and the name of then
+
     async def _join(self) -> None:
         self._trouble = ""
         try:
@@ -62,7 +66,7 @@ class BenchmarkStep(Step):
             )
         finally:
             self._joining = False
-            self.query_one("#machine", FunctionPanel).draw()
+        self.query_one("#machine", FunctionPanel).draw()
 
     @override
     def proceed(self) -> None:

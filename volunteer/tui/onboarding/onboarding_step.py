@@ -70,6 +70,9 @@ class Step(Vertical):
     def begin(self, why: str = "") -> None:
         """Take the focus, and show `why` the last answer was refused."""
 
+    def leave(self) -> None:
+        """End the work of this step, since the user goes back to another."""
+
     def update_from(self, scene: Scene) -> None:
         """Draw the changing parts."""
 

@@ -239,6 +239,7 @@ class Onboarding(Page):
     def action_back(self) -> None:
         """Go one step back, but not to the steps that made the account."""
         if self.at > self._first_reachable:
+            self.step.leave()
             self._go(self.at - 1)
 
     @property
