@@ -30,13 +30,11 @@ class Ledger:
         """Return the balances of a volunteer."""
         return await self._db.read(lambda conn: store.balances(conn, volunteer_id))
 
-    async def history(
-        self, volunteer_id: str, before: int | None = None, limit: int = ROWS
-    ) -> tuple[LedgerRow, ...]:
+    async def history(self, volunteer_id: str, before: int | None = None) -> tuple[LedgerRow, ...]:
         """Return a page of a volunteer's ledger, newest line first; `before` is the id of the last
         line seen.
         """
-        rows = await self._db.read(lambda conn: store.history(conn, volunteer_id, before, limit))
+        rows = await self._db.read(lambda conn: store.history(conn, volunteer_id, before, ROWS))
         return tuple(rows)
 
     async def check(self) -> tuple[str, ...]:

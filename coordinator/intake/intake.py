@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("intake")
 
-HISTORY_MAX = 200
+HISTORY_PAGE = 50  # verdicts in one reply
 RECHECK_MAX = 100
 BATCH_MAX = 64  # contributions in one transaction
 REDO_MAX = 3  # times that a late gradient may be computed again; then its task fails
@@ -434,13 +434,10 @@ class Intake(PlatformService):
             at=row.received_at,
         )
 
-    async def history(
-        self, principal: Principal, before: int | None, limit: int = 50
-    ) -> list[tuple[int, Verdict]]:
+    async def history(self, principal: Principal, before: int | None) -> list[tuple[int, Verdict]]:
         """Return this volunteer's verdicts, newest first, each with the next page's `before`."""
-        limit = max(1, min(limit, HISTORY_MAX))
         return await self._db.read(
-            lambda conn: verdicts.history(conn, principal.volunteer_id, before, limit)
+            lambda conn: verdicts.history(conn, principal.volunteer_id, before, HISTORY_PAGE)
         )
 
 

@@ -14,7 +14,7 @@ from coordinator.checking import draw_effects
 from coordinator.config import Settings
 from coordinator.database import contributions, recomputes, record, runs, verdicts, volunteers
 from coordinator.database.engine.open_database import Database
-from coordinator.database.ledger import escrow, payments
+from coordinator.database.ledger import debts, escrow, payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.tables import accounts as tables
@@ -514,4 +514,21 @@ async def test_a_pass_that_shows_a_part_of_its_work_owes_the_rest_of_the_bond(
         ("repaid", -PRICE, ""), ("not proved", 0, memo),
     ]  # fmt: skip
     assert await have(database, FRIEND) == (0, 0, PRICE)  # who was vouched for owes nothing
+    assert await breaches(database) == []
+
+
+async def test_nobody_owes_more_for_a_draw_than_is_at_stake_beside_older_debts(
+    database: Database,
+) -> None:
+    run = await setting(database)
+
+    def drawn(conn: Connection) -> None:
+        first, second = (merged(conn, run, NEW, 2.0) for _ in range(2))
+        debts.charge(conn, NEW, first, PRICE + PRICE // 2, "an older debt", 3.0)
+        assert payments.balances(conn, NEW).debt_micro == PRICE + PRICE // 2
+        assert draw_effects.settle(conn, draw(conn, second), "passed", ("", "{}"), 5.0, 0.0)
+
+    await database.write(drawn)
+    balances = await database.read(lambda conn: payments.balances(conn, NEW))
+    assert (balances.debt_micro, balances.escrow_micro) == (2 * PRICE, 2 * PRICE)
     assert await breaches(database) == []

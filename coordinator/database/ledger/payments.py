@@ -47,7 +47,6 @@ from shared.errors import BadRequest, Conflict
 from shared.protocol.listings import LedgerRow
 
 Step = Literal["pending", "earn", "void", "escrow", "vest", "forfeit", "withdraw", "reverse"]
-HISTORY_MAX = 500
 SKEW_S = 60.0  # seconds by which an event's time may be before that of an event with a lower number
 # For each step: the steps of which one must precede it, and the steps that exclude it.
 ORDER: Mapping[Step, tuple[tuple[Step, ...], tuple[Step, ...]]] = {
@@ -282,7 +281,7 @@ def history(conn: Connection, volunteer_id: str, before: int | None, limit: int)
             else_=postings.c.amount_micro,
         )
     )
-    newest = _newest(conn, volunteer_id, before, max(1, min(limit, HISTORY_MAX)))
+    newest = _newest(conn, volunteer_id, before, limit)
     query = (
         select(*(events.c[n] for n in ("id", "at", "kind", "contribution_id", "memo")))
         .add_columns(runs.c.name.label("run"), amount.label("amount_micro"))

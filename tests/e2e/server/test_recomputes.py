@@ -319,8 +319,15 @@ async def test_a_small_task_is_done_while_a_huge_one_waits_at_its_next_step(
         while case.job.steps > 8 and not ended.wait(0.01):
             began.set()
             stop()
-        return redo(stop, case, files, data)
+            turns.append("huge")
+        before = len(turns)
+        redone = redo(stop, case, files, data)
+        if case.job.steps == 8:
+            meanwhile.append(len(turns) - before)
+        return redone
 
+    turns: list[str] = []
+    meanwhile: list[int] = []
     monkeypatch.setattr(checking, "redo", held)
     async with local_coordinator(tmp_path / "coordinator") as home:
         await home.start_run(run_file())
@@ -338,6 +345,7 @@ async def test_a_small_task_is_done_while_a_huge_one_waits_at_its_next_step(
                         await change(home, drawn_at=recomputes.c.drawn_at + 60.0)
             assert [result for result, _ in await results(home, 1)] == ["passed"]
             assert (await balances(home, "Ann"))[0] != "suspended"
+            assert meanwhile[0] <= 1  # the step that was under way
             ended.set()
             assert [result for result, _ in await results(home, 2)] == ["passed"] * 2
 
