@@ -56,6 +56,7 @@ BEFORE = Visit(
         ),
         ({"accepted": 41, "rejected": 4}, "1 task accepted, 1 task refused"),
         ({"earned_micro": 4_000_000}, "1.00 credits taken back"),
+        ({"earned_micro": 5_000_400, "accepted": 41}, "1 task accepted"),  # not "0.00 credits"
         (
             {"versions": {"my-gpt": 40, "other": 6, "third": 9, "new": 70}},
             "my-gpt at version 40 (+12), third at version 9 (+8)",

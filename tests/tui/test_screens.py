@@ -19,6 +19,7 @@ from volunteer.control import events
 from volunteer.tui import keys
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.appearance import Look
+from volunteer.tui.widgets.table import Listing
 
 PAGES = [page.name for page in keys.PAGES]
 OF_DEVICES = ["dashboard", "device"]  # which show more than one
@@ -93,3 +94,16 @@ async def test_screen_of_devices(engine: FakeEngine, stored: SnapshotAssertion, 
 async def test_screen_in_seven_bits(engine: FakeEngine, stored: SnapshotAssertion) -> None:
     async with opened(prepared(engine), scenes.filled(), look=Look(ascii=True)) as (app, pilot):
         await walk(app, pilot, stored, PAGES, ["80x24"])
+
+
+@pytest.mark.parametrize("size", [(40, 8), (40, 12), (80, 12), (120, 13)])
+async def test_a_low_terminal_shows_the_list_of_each_page(
+    engine: FakeEngine, size: tuple[int, int]
+) -> None:
+    async with opened(prepared(engine), scenes.filled(), size=size) as (app, pilot):
+        for page in PAGES:
+            app.action_page(page)
+            await settle(app, pilot)
+            for listing in app.screen.query(Listing):
+                # the titles of the columns, and a row
+                assert listing.content_size.height >= 2, page

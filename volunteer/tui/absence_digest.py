@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import VolunteerError
-from shared.text import printable
+from shared.text import MICRO, printable
 from volunteer.control.status import Status
 from volunteer.files import read_record, write_record
 from volunteer.i18n.catalogue import _, ngettext
@@ -20,6 +20,7 @@ from volunteer.i18n.formats import credit
 from volunteer.tui.text import ago
 
 ABSENCE_S = 600.0  # shortest absence that gets a digest
+CREDITS_MIN = MICRO // 200  # smaller amounts are shown as 0.00
 RUNS_MAX = 2  # runs whose versions a digest names
 
 
@@ -53,9 +54,9 @@ def digest(before: Visit, after: Visit) -> str:
     if before.volunteer_id != after.volunteer_id or after.at - before.at < ABSENCE_S:
         return ""
     news = []
-    if (earned := after.earned_micro - before.earned_micro) > 0:
+    if (earned := after.earned_micro - before.earned_micro) >= CREDITS_MIN:
         news.append(_("{credits} credits earned", credits=credit(earned)))
-    elif earned < 0:
+    elif earned <= -CREDITS_MIN:
         news.append(_("{credits} credits taken back", credits=credit(-earned)))
     if (accepted := after.accepted - before.accepted) > 0:
         news.append(ngettext("{n} task accepted", "{n} tasks accepted", accepted))

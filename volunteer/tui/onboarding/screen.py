@@ -138,15 +138,15 @@ class Onboarding(Page):
         #ready { height: 1fr; }
         &.-middle #frame { padding: 0 2; }
         &.-middle #answer { height: 7; }
-        &.-short #frame, &.-flat #frame { padding: 0 1; }
-        &.-short #heading, &.-flat #heading { height: 1; padding: 0; }
-        &.-short #answer, &.-flat #answer { height: 4; }
-        &.-short #verdict-name { height: 2; }
-        &.-short #sent { height: 1fr; }
-        &.-short #setting-help { height: 2; }
-        &.-short #machine { height: 1fr; }
-        &.-short #about-run { height: 2; }
-        &.-flat #steps { display: none; }
+        &.-short #frame, &.-low #frame, &.-flat #frame { padding: 0 1; }
+        &.-short #heading, &.-low #heading, &.-flat #heading { height: 1; padding: 0; }
+        &.-short #answer, &.-low #answer, &.-flat #answer { height: 4; }
+        &.-short #verdict-name, &.-low #verdict-name { height: 2; }
+        &.-short #sent, &.-low #sent { height: 1fr; }
+        &.-short #setting-help, &.-low #setting-help { height: 2; }
+        &.-short #machine, &.-low #machine { height: 1fr; }
+        &.-short #about-run, &.-low #about-run { height: 2; }
+        &.-low #steps, &.-flat #steps { display: none; }
     }
     """
 

@@ -118,8 +118,8 @@ class DevicePage(QueryPage):
         }
         &.-short #devices { height: 5; }
         &.-short #given { display: none; }
-        &.-flat #below { display: none; }
-        &.-flat #devices { height: 1fr; }
+        &.-low #below, &.-flat #below { display: none; }
+        &.-low #devices, &.-flat #devices { height: 1fr; }
     }
     """
 

@@ -96,8 +96,8 @@ class LogPage(Page):
     LogPage {
         #span { height: 1; }
         #entry { height: 5; }
-        &.-short #entry, &.-flat #entry { display: none; }
-        &.-flat #span { display: none; }
+        &.-short #entry { display: none; }
+        &.-low, &.-flat { #entry, #span { display: none; } }
     }
     """
 

@@ -111,7 +111,7 @@ class History(QueryPage):
         }
         &.-narrow #totals { display: none; }
         &.-short #side { height: 5; }
-        &.-tiny, &.-flat { #side, #span { display: none; } }
+        &.-tiny, &.-low, &.-flat { #side, #span { display: none; } }
     }
     """
 

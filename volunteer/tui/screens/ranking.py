@@ -62,7 +62,7 @@ class LeaderboardPage(QueryPage):
         #span { height: 1; }
         #place { height: 1; padding: 0 1; background: $surface; }
         &.-tiny #place { display: none; }
-        &.-flat { #place, #span { display: none; } }
+        &.-low, &.-flat { #place, #span { display: none; } }
     }
     """
 

@@ -98,7 +98,7 @@ class RunsPage(QueryPage):
             #about { width: 1fr; height: 10; }
         }
         &.-short #about { height: 6; }
-        &.-flat #about { display: none; }
+        &.-low #about, &.-flat #about { display: none; }
     }
     """
 

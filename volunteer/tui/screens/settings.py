@@ -76,7 +76,7 @@ class SettingsPage(QueryPage):
             #about { width: 1fr; height: 9; }
         }
         &.-short #about { height: 5; }
-        &.-flat #about { display: none; }
+        &.-low #about, &.-flat #about { display: none; }
     }
     """
 
