@@ -568,7 +568,7 @@ def _unreachable(error: Exception, address: Address, proxy: str) -> VolunteerErr
                 )
             )
         cause = cause.__cause__ or cause.__context__
-    if isinstance(error, httpx.TimeoutException) or isinstance(error.__cause__, TimeoutError):
+    if isinstance(error, httpx.TimeoutException):
         return errors.Unreachable(Sentence("{url} did not answer in time", url=address.url))
     why = connection_failure(error)
     if proxy:
