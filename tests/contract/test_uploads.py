@@ -5,12 +5,15 @@ take, the same on SQLite and PostgreSQL.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from sqlalchemy import update
 
+from coordinator.database.tables.accounts import workers
 from coordinator.intake import uploads
 from coordinator.intake.uploads import UPLOAD_TTL_S
 from shared.protocol.contributions import UploadInfo
@@ -56,37 +59,60 @@ async def test_an_upload_stays_while_it_can_be_submitted_and_goes_at_once_when_i
     assert (await home.coordinator.checks.run()).breaches == ()
 
 
-async def test_newcomers_that_come_together_fill_no_more_of_the_disk_than_one_after_the_other(
-    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    strangers = [await home.stranger(name) for name in ("Eve", "Mallory", "Trudy")]
-    leases = [await stranger.claim() for stranger in strangers]
-    updates = [await stranger.update("tiny", seed) for seed, stranger in enumerate(strangers)]
+async def together(
+    home: LocalCoordinator,
+    monkeypatch: pytest.MonkeyPatch,
+    asks: Sequence[Awaitable[httpx.Response]],
+) -> list[httpx.Response]:
+    """Hold the first grant until all others were asked for; return the replies."""
     service, db = home.coordinator.uploads, home.coordinator.db
-    free_bytes = 3.1 * len(updates[0])
-    monkeypatch.setattr(uploads, "disk_bytes", lambda path: (free_bytes, free_bytes))
     write, first, others = db.write, asyncio.Event(), asyncio.Event()
 
     async def held(transaction: Any) -> Any:
-        """Hold the first grant until both others were asked for."""
         if "_grant" in transaction.__code__.co_names:
             first.set()
             await others.wait()
         return await write(transaction)
 
     monkeypatch.setattr(db, "write", held)
-    asks = [
-        stranger.announce(lease, data)
-        for stranger, lease, data in zip(strangers, leases, updates, strict=True)
-    ]
     async with asyncio.timeout(30):
         asked = [asyncio.ensure_future(asks[0])]
         await first.wait()
         asked += [asyncio.ensure_future(ask) for ask in asks[1:]]
-        while len(service._granting._waiting) < 2:
+        while len(service._granting._waiting) < len(asks) - 1:
             await asyncio.sleep(0.001)
         others.set()
-        replies = await asyncio.gather(*asked)
+        return await asyncio.gather(*asked)
+
+
+async def test_machines_of_one_account_that_come_together_have_one_quota(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "WAITING_MAX", 1)
+    crew = [await home.join(name) for name in ("Ann", "Eve", "Eve's other machine")]
+    _, eve, other = crew
+    move = update(workers).where(workers.c.id == other.worker_id)
+    account = {"volunteer_id": eve.volunteer_id}
+    await home.coordinator.db.write(lambda conn: conn.execute(move.values(account)))
+    leases = [await worker.claim() for worker in crew]
+    asks = [worker.announce(lease, b"small") for worker, lease in zip(crew, leases, strict=True)]
+    replies = await together(home, monkeypatch, asks)
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+
+
+async def test_newcomers_that_come_together_fill_no_more_of_the_disk_than_one_after_the_other(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strangers = [await home.stranger(name) for name in ("Eve", "Mallory", "Trudy")]
+    leases = [await stranger.claim() for stranger in strangers]
+    updates = [await stranger.update("tiny", seed) for seed, stranger in enumerate(strangers)]
+    free_bytes = 3.1 * len(updates[0])
+    monkeypatch.setattr(uploads, "disk_bytes", lambda path: (free_bytes, free_bytes))
+    asks = [
+        stranger.announce(lease, data)
+        for stranger, lease, data in zip(strangers, leases, updates, strict=True)
+    ]
+    replies = await together(home, monkeypatch, asks)
     assert sorted(reply.status_code for reply in replies) == [200, 200, 507]
     (late,) = [reply for reply in replies if reply.status_code == 507]
     assert "newcomers" in refused(late, 507).message

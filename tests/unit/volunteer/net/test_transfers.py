@@ -11,6 +11,7 @@ import random
 import sys
 import threading
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -20,6 +21,7 @@ import pytest
 from typing_extensions import override
 
 from shared import errors
+from shared.protocol.accounts import SignedWheel
 from shared.protocol.base import ErrorBody
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.versions import BlobRef
@@ -286,6 +288,41 @@ async def test_a_cancel_waits_for_the_piece_of_a_mirror_that_is_being_written(
     await asyncio.gather(getting, return_exceptions=True)
     assert getting.cancelled()
     assert not failed
+
+
+@pytest.mark.parametrize("begun", [0, 3, 4, 7, 10])
+async def test_mirrors_continue_a_download_that_broke_off_within_a_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: int
+) -> None:
+    data, spans = b"some bytes", list[tuple[int, int]]()
+
+    async def mirrored(sha256: str, span: tuple[int, int], digest: str) -> bytes:
+        spans.append(span)
+        return data[slice(*span)]
+
+    monkeypatch.setattr("volunteer.net.transfers.DIRECT_BYTES", 1)
+    monkeypatch.setattr("volunteer.net.transfers.MIRROR_PIECE_BYTES", 4)
+    store = Store(data)
+    moving, _ = transfers(store, tmp_path)
+    moving.mirrors["https://mirror"] = 1.0
+    monkeypatch.setattr(moving, "_mirror_piece", mirrored)
+    pieces = tuple(hashlib.sha256(data[at : at + 4]).hexdigest() for at in (0, 4, 8))
+    ref = BlobRef(sha256=hashlib.sha256(data).hexdigest(), size=len(data), pieces=pieces)
+    with closing(Cache(tmp_path, 1 << 30).partial(ref.sha256, ref.size)) as partial:
+        partial.write(data[:begun])
+    assert (await moving.fetch(ref, lambda done: None)).read_bytes() == data
+    assert spans == [span for span in ((0, 4), (4, 8), (8, 10)) if span[1] > begun]
+    assert store.ranges == []  # the coordinator serves nothing
+
+
+async def test_a_package_larger_than_announced_is_not_read_to_its_end(tmp_path: Path) -> None:
+    store = Store(os.urandom(9000))
+    api = transfers(store, tmp_path)[0]._api
+    wheel = SignedWheel(name="program.whl", sha256="0" * 64, size=9000, signature="")
+    assert await api.wheel(wheel) == store.blob
+    store.break_after = 5000  # whoever reads on notices an interruption
+    with pytest.raises(errors.InvalidFrame, match="larger than announced"):
+        await api.wheel(msgspec.structs.replace(wheel, size=2500))
 
 
 async def test_a_file_that_became_shorter_is_not_sent_for_ever(tmp_path: Path) -> None:
