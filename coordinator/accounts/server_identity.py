@@ -23,7 +23,7 @@ from coordinator.ttl_cache import CachedValue
 from shared.clock import machine_time
 from shared.decoding import decode
 from shared.errors import BadRequest, Configuration, Unavailable
-from shared.network.links import JoinLink, is_loopback
+from shared.network.links import LINK_CHARS_MAX, JoinLink, bound_address, is_loopback
 from shared.programs.wheel import Wheel, own_wheel
 from shared.proofs.signing import SigningKey, fingerprint, identity_payload
 from shared.protocol.accounts import RunInfo, ServerInfo, SignedWheel
@@ -167,13 +167,23 @@ class ServerIdentity(PlatformService):
         signature = self._key.sign(unsigned.signed.encode()).hex()
         return msgspec.structs.replace(unsigned, signature=signature)
 
-    async def info(self, nonce: str = "") -> ServerInfo:
+    def _proof(self, nonce: str, at: str) -> str:
+        """Return the signature that proves this coordinator's key and address, in hex; "" for an
+        address of another server, which may only pass requests on.
+        """
+        if not nonce or at not in ("", bound_address(self.address.url, self.address.tls_pin)):
+            return ""
+        return self._key.sign(identity_payload(nonce, at)).hex()
+
+    async def info(self, nonce: str = "", at: str = "") -> ServerInfo:
         """Return the public description of this coordinator; the runs may be a second old.
 
-        Raises BadRequest for a nonce that is too long.
+        Raises BadRequest for a nonce or an address that is too long.
         """
         if len(nonce) > NONCE_CHARS_MAX:
             raise BadRequest(f"a nonce has at most {NONCE_CHARS_MAX} characters")
+        if len(at) > LINK_CHARS_MAX:
+            raise BadRequest(f"an address has at most {LINK_CHARS_MAX} characters")
         wheel = await self.wheel()
         return ServerInfo(
             name=self._settings.name,
@@ -192,7 +202,7 @@ class ServerIdentity(PlatformService):
             store=self._blobs.public,
             mirrors=self._settings.mirror_urls,
             runs=await self._listing.get(),
-            proof=self._key.sign(identity_payload(nonce)).hex() if nonce else "",
+            proof=self._proof(nonce, at),
             wheel=self._signed(wheel) if wheel else None,
             install=self._settings.install,
         )

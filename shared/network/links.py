@@ -157,6 +157,14 @@ def parse_link(text: str) -> JoinLink:
     )
 
 
+def bound_address(url: str, tls_pin: str) -> str:
+    """Return the part of an encrypted address that a coordinator proves with its key, so that no
+    other server can pass its proof on: the certificate's pin, or the address itself if the usual
+    authorities vouch for the certificate; "" for an address without encryption.
+    """
+    return (tls_pin or url.removesuffix(":443")) if url.startswith("https://") else ""
+
+
 def format_link(link: JoinLink) -> str:
     """Return a link in the form that is printed; `parse_link` is the inverse."""
     fields = [("key", link.fingerprint), ("pin", link.tls_pin), ("code", link.code)]

@@ -90,9 +90,11 @@ class SigningKey:
         return hashlib.sha256(self.sign(f"volunteer: {purpose}".encode())).digest()
 
 
-def identity_payload(nonce: str) -> bytes:
-    """Return the payload that a coordinator signs to prove its key for a caller's nonce."""
-    return f"volunteer coordinator {nonce}".encode()
+def identity_payload(nonce: str, at: str = "") -> bytes:
+    """Return the payload that a coordinator signs to prove its key for a caller's nonce, and that
+    it serves `at` this address or with this certificate (see `links.bound_address`).
+    """
+    return f"volunteer coordinator {nonce}{at and f' at {at}'}".encode()
 
 
 def verify(public_key: bytes, payload: bytes, signature: bytes) -> None:

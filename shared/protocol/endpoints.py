@@ -327,6 +327,7 @@ SERVER = Endpoint(
     reply=accounts.ServerInfo,
     query=(
         Parameter(name="nonce", kind=str, help="Nonce to sign in `proof`, up to 64 characters."),
+        Parameter(name="at", kind=str, help="Address or pin that the proof names, if it is ours."),
     ),
 )
 WHEEL = Endpoint(

@@ -6,7 +6,7 @@ import asyncio
 import importlib.metadata
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -20,9 +20,14 @@ from shared.errors import (
     Unauthorized,
     Unreachable,
 )
-from shared.network.links import JoinLink, is_loopback
+from shared.network.links import JoinLink, bound_address, is_loopback
 from shared.proofs.proof_of_work import solve, solved_probability
-from shared.proofs.signing import fingerprint_fits, is_whole_fingerprint
+from shared.proofs.signing import (
+    fingerprint_fits,
+    identity_payload,
+    is_whole_fingerprint,
+    verify,
+)
 from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterReply, RegisterRequest, ServerInfo
 from shared.protocol.protocol_version import check_server
@@ -78,9 +83,10 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = 0.0) -> Se
     Configuration if no coordinator answers at its address, Unreachable, UpgradeRequired.
     """
     address = Address(url=link.url, tls_pin=link.tls_pin)
+    question = {"nonce": secrets.token_hex(16), "at": bound_address(link.url, link.tls_pin)}
     client = connect(address, "")
     try:
-        server = await Api(client).call(endpoints.SERVER, patience_s=patience_s)
+        server = await Api(client).call(endpoints.SERVER, question, patience_s=patience_s)
     except ForeignReply as error:
         raise Configuration(
             Sentence(
@@ -117,7 +123,25 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = 0.0) -> Se
                 "for a new link"
             )
         )
+    if question["at"]:
+        _check_address(link.url, key, question, server.proof)
     return server
+
+
+def _check_address(url: str, key: bytes, question: Mapping[str, str], proof: str) -> None:
+    """Raise BadSignature unless the owner of the key serves at this address: another server there
+    could pass on what its owner answers, and keep the secret that it is sent next.
+    """
+    try:
+        verify(key, identity_payload(question["nonce"], question["at"]), bytes.fromhex(proof))
+    except (BadSignature, ValueError) as error:
+        raise BadSignature(
+            Sentence(
+                "the coordinator that this link names does not serve at {url}: ask your organiser "
+                "for a new link",
+                url=url,
+            )
+        ) from error
 
 
 async def join(link: JoinLink, name: str, enrolment: Enrolment, patience_s: float = 0.0) -> Joined:

@@ -53,7 +53,7 @@ async def get_file(call: Call[None]) -> Reply:
 
 
 async def server(call: Call[None]) -> ServerInfo:
-    return await call.coordinator.server.info(call.query("nonce"))
+    return await call.coordinator.server.info(call.query("nonce"), call.query("at"))
 
 
 async def wheel(call: Call[None]) -> Reply:

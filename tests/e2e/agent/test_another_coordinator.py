@@ -11,14 +11,16 @@ import msgspec
 import pytest
 from typing_extensions import override
 
+from coordinator.accounts.server_identity import ServerAddress
 from shared.clock import SystemClock
-from shared.errors import InvalidName, Unauthorized, Unreachable
+from shared.errors import BadSignature, InvalidName, Unauthorized, Unreachable
+from shared.network.links import format_link, parse_link
 from shared.proofs import proof_of_work
 from tests.support.account_rows import newcomer
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine, Network, local_machine
 from tests.support.served import served
-from volunteer.control import events
+from volunteer.control import commands, events
 from volunteer.net.client import ApiCall, Client
 from volunteer.net.tls import Address
 
@@ -26,16 +28,17 @@ ANOTHER = "another coordinator answers at"
 
 
 class Heard(httpx.AsyncBaseTransport):
-    """A transport to a coordinator that records what is sent."""
+    """A transport to a coordinator, under its name, that records what is sent."""
 
-    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
-        self.inner = inner
+    def __init__(self, inner: httpx.AsyncBaseTransport, host: str = "") -> None:
+        self.inner, self.host = inner, host
         self.paths: list[str] = []
         self.secrets: list[str] = []
 
     @override
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         self.paths.append(request.url.path)
+        request.headers["host"] = self.host or request.headers["host"]
         if "authorization" in request.headers:
             self.secrets.append(request.url.path)
         return await self.inner.handle_async_request(request)
@@ -119,6 +122,42 @@ async def test_a_new_connection_that_is_not_encrypted_is_asked_before_its_first_
     assert heard.startswith(b"GET /api/v1/server?nonce=")
     assert b"secret" not in heard
     assert b"uthorization" not in heard
+
+
+@pytest.mark.parametrize(
+    ("own", "forged"),
+    [
+        ("https://home.example", "https://else.example"),
+        ("https://home.example", "https://home.example:8443"),
+        ("https://home.example", f"https://home.example/join#pin={'ab' * 32}"),
+        (f"https://home.example/join#pin={'cd' * 32}", f"https://10.0.0.1/join#pin={'ab' * 32}"),
+        (f"https://home.example/join#pin={'cd' * 32}", "https://home.example"),
+    ],
+)
+async def test_a_server_that_passes_requests_on_to_the_coordinator_gets_no_secret(
+    own: str, forged: str, tmp_path: Path
+) -> None:
+    link = parse_link(own)
+    url = "https://home.example"
+    async with local_coordinator(
+        tmp_path / "home", url=url, open=True, proof_of_work_bits=8
+    ) as home:
+        server = home.coordinator.server
+        await server.set_address(ServerAddress(url=link.url, tls_pin=link.tls_pin))
+        key = server.link().fingerprint
+        joined, newcomer = LocalMachine(tmp_path / "a", home), LocalMachine(tmp_path / "b", home)
+        ann = commands.Join(link=format_link(server.link()), name="Ann")
+        assert (await joined.engine().control.do(ann)).created
+        separator = "+" if "#" in forged else "/join#"
+        for machine in (joined, newcomer):
+            network = Network(home.transport)
+            network.inner = relay = Heard(home.transport, "home.example")
+            theirs = commands.Join(link=f"{forged}{separator}key={key}", name="")
+            with pytest.raises(BadSignature, match="does not serve at https://"):
+                await machine.engine(network).control.do(theirs)
+            assert (relay.secrets, relay.paths) == ([], ["/api/v1/server"])
+        again = await joined.engine().control.do(ann)
+        assert (again.nickname, again.created) == ("Ann", False)
 
 
 async def test_a_name_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
