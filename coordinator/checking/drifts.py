@@ -23,7 +23,6 @@ from coordinator.platform import Platform, PlatformService
 from coordinator.rules.draws import RECOMPUTE_FLOPS_MAX, precision_of
 from coordinator.rules.provable_length import DRIFT_SOUGHT, DriftPoint, ProvableLength, is_due
 from coordinator.rules.recompute_result import NUDGES
-from coordinator.rules.run_file import SIZED_STEPS
 from coordinator.rules.task_size import steps_that_learn
 from coordinator.runs.definition import definition
 from shared.errors import VolunteerError
@@ -112,7 +111,7 @@ def longest(run: RunRow) -> int:
     task = about.file.task
     if task.target_seconds > 0:
         return task.max_steps
-    return task.local_steps or max(SIZED_STEPS, steps_that_learn(run.parameters))
+    return task.local_steps or steps_that_learn(run.parameters)
 
 
 def _due(conn: Connection) -> list[RunRow]:

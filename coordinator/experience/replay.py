@@ -187,7 +187,7 @@ class Replay(PlatformService):
         self, spec: Spec, pacing: Pacing, totals: Totals, window: list[ChunkRow]
     ) -> bool:
         task = spec.file.task
-        positions = task.steps * task.batch_size
+        positions = spec.file.steps * task.batch_size
         return (
             totals.sealed >= pacing.replay.window_min
             and totals.learning < pacing.replay.learners
@@ -219,8 +219,8 @@ class Replay(PlatformService):
         steps: int = 0,
     ) -> Totals:
         """Add a learn task with this number of steps, or with the run's usual number."""
-        task = spec.file.task
-        steps = steps or min(task.steps, run.steps_provable or task.steps)
+        task, usual = spec.file.task, spec.file.steps
+        steps = steps or min(usual, run.steps_provable or usual)
         start = experience.next_start(conn, run.id)
         positions = steps * task.batch_size
         data = DatasetManifest(

@@ -244,9 +244,9 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
             for row in self.rows
         ]
         weighing = weigh(plan, terms, self.terms.workers)
-        task = self.about.file.task
-        whole = steps_of_update(plan, task.steps)
-        whole *= task.batch_size if plan.update == "gradient" else 1
+        file = self.about.file
+        whole = steps_of_update(plan, file.steps)
+        whole *= file.task.batch_size if plan.update == "gradient" else 1
         return Push(
             scale=weighing.scale,
             work=weighing.work / whole,

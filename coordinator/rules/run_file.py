@@ -20,15 +20,17 @@ from shared.decoding import decode as decoded
 from shared.errors import InvalidRunFile
 from shared.settings import check_keys, parse_toml, read_table
 from shared.text import escaped
-from shared.workloads.base import TrainSettings
+from shared.workloads.base import RunTable, TrainSettings
 
 NAME_CHARS_MAX = 64
 NAME_RULE = f"1 to {NAME_CHARS_MAX} letters, digits, '-', '_' and '.', the first a letter or digit"
 SUITES_MAX = 8
 TASK_CREDITS_MAX = 1e9  # 1e15 micro-credits: sums of many tasks stay far below 64 bits
 
-# Least steps of tasks that the server sizes (docs/experiments.md).
+# Least steps of tasks that the server sizes (docs/experiments.md): with a fresh optimiser, and
+# with a momentum that the run shares.
 SIZED_STEPS = 30
+SIZED_STEPS_SHARED = 15
 
 Steps = Annotated[int, Meta(ge=1, le=1_000_000)]
 Versions = Annotated[int, Meta(ge=0, le=1_000_000_000)]
@@ -49,7 +51,7 @@ class TaskSettings(Settings):
     """`[task]`: how the pass is divided into leases."""
 
     # Optimiser steps of one task. 0: the server sizes tasks by the run's measured step and transfer
-    # times, from `SIZED_STEPS` up.
+    # times, from `RunFile.steps` up.
     local_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     by_speed: bool = True  # a much slower worker gets fewer steps, which take the same time
     # If > 0, every task is sized to take its worker this long instead, by the worker's measured
@@ -66,11 +68,6 @@ class TaskSettings(Settings):
     # leases that one device may hold: one in work, one prefetched
     in_flight: Annotated[int, Meta(ge=1, le=16)] = 2
     options: dict[str, Any] = {}  # options of the workload
-
-    @property
-    def steps(self) -> int:
-        """Return the optimiser steps of one task, or the least number if tasks are sized."""
-        return self.local_steps or SIZED_STEPS
 
 
 class DataSettings(Settings):
@@ -226,6 +223,12 @@ class RunFile(Settings):
     serve: ServeSettings = ServeSettings()
     page: PageSettings = PageSettings()
 
+    @property
+    def steps(self) -> int:
+        """Return the optimiser steps of one task, or the least number if tasks are sized."""
+        least = SIZED_STEPS_SHARED if self.model.get("shared_momentum") else SIZED_STEPS
+        return self.task.local_steps or least
+
 
 def fits_a_path(name: str) -> bool:
     """Return True if a run or dataset may have this name, which goes into paths and addresses."""
@@ -270,7 +273,7 @@ def _check_together(run: RunFile) -> None:
         (task.min_steps <= task.max_steps, "[task] needs 1 <= min_steps <= max_steps"),
         (fits_a_path(run.name), f"name must be {NAME_RULE}"),
         (
-            price * max(task.steps, task.max_steps) <= TASK_CREDITS_MAX,
+            price * max(run.steps, task.max_steps) <= TASK_CREDITS_MAX,
             f"[credit] credits_per_step = {price:g} pays more than {TASK_CREDITS_MAX:.0f} credits "
             "for one task: lower it, or lower [task] local_steps and max_steps",
         ),
@@ -296,6 +299,12 @@ def parse(text: str, defaults: Mapping[str, Mapping[str, object]] | None = None)
         if isinstance(table_read, dict):
             table[name] = {**values, **table_read}
     return from_table(table)
+
+
+def written_tables(text: str) -> dict[str, RunTable]:
+    """Return the tables of a run file, with the keys that it writes."""
+    table = parse_toml(text, "this")
+    return {name: value for name, value in table.items() if isinstance(value, dict)}
 
 
 def from_table(table: Mapping[str, object]) -> RunFile:

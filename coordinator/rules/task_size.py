@@ -11,7 +11,7 @@ import msgspec
 
 from coordinator.plan.merge_readiness import quorum_of
 from coordinator.plan.plan_tables import Plan
-from coordinator.rules.run_file import SIZED_STEPS, RunFile, TaskSettings
+from coordinator.rules.run_file import RunFile, TaskSettings
 from shared.protocol.limits import DEVICE_BYTES, LONG_POLL_S_MAX
 from shared.units import MIB
 
@@ -272,16 +272,16 @@ def samples_for(run: Run, left: int, flops: float) -> int:
     return min(left, batch * math.ceil(left / tasks / batch))
 
 
-def sized_steps(plan: Plan, parameters: int, pace: RunPace | None) -> int:
-    """Return the steps of a task of a run whose file leaves their number to the server: enough to
-    keep the share of the time besides training below the plan's `transfer_share`, but at most
-    `steps_that_learn`.
+def steps_of_task(file: RunFile, plan: Plan, parameters: int, pace: RunPace | None) -> int:
+    """Return the steps of a task of a run: as its file says, or, where the file leaves the number
+    to the server, enough to keep the share of the time besides training below the plan's
+    `transfer_share`, but at most `steps_that_learn`.
     """
-    share = plan.transfer_share
-    if plan.update != "delta" or not share or pace is None or pace.train_step_s <= 0:
-        return SIZED_STEPS
+    share = plan.transfer_share if plan.update == "delta" and not file.task.local_steps else 0.0
+    if not share or pace is None or pace.train_step_s <= 0:
+        return file.steps
     fitting = pace.transfer_s / pace.train_step_s * (1 - share) / share
-    return max(SIZED_STEPS, min(steps_that_learn(parameters), math.ceil(fitting)))
+    return max(file.steps, min(steps_that_learn(parameters), math.ceil(fitting)))
 
 
 def steps_that_learn(parameters: int) -> int:
@@ -345,9 +345,9 @@ def share_done(file: RunFile, samples: int, sample_size: int, version: int, toke
 
 def _expected_steps(file: RunFile, plan: Plan, samples: int, sample_size: int) -> int:
     """Return the global steps of a run whose versions all merge a quorum; 0 = no end."""
-    stop, task = file.stop, file.task
-    steps = steps_of_update(plan, task.steps)
-    version_samples = steps * task.batch_size * plan.quorum
+    stop = file.stop
+    steps = steps_of_update(plan, file.steps)
+    version_samples = steps * file.task.batch_size * plan.quorum
     ends = [stop.passes * samples, stop.tokens / sample_size if samples else 0]
     versions = [end / version_samples for end in ends if end]
     versions += [stop.versions] if stop.versions else []

@@ -20,8 +20,8 @@ from coordinator.rules.task_size import StepsAndTokens, share_done, total_steps
 from shared.errors import InvalidRunFile
 from shared.programs.machine_limits import free_memory_bytes
 from shared.proofs.signing import canonical, digest
-from shared.tensors.spec import Schema
-from shared.workloads.base import TrainSettings, Workload, load
+from shared.tensors.spec import Schema, parameters
+from shared.workloads.base import RunDraft, RunTable, TrainSettings, Workload, load
 from shared.workloads.declaration import Declaration
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def of_file(text: str) -> Definition:
     schema, plan = workload.schema(file.model), read_plan(file.plan)
     split(schema, plan.shards, plan.shard_by)  # raises if this number of shards is impossible
     sized = file.task.max_steps if file.task.target_seconds > 0 else 0
-    check_steps(plan, file.task.steps, sized)
+    check_steps(plan, file.steps, sized)
     privacy.check(file.privacy, plan, schema, data=file.data, gate=file.evaluation.gate)
     _check_momenta(file.train, plan, schema)
     return Definition(
@@ -144,7 +144,7 @@ def of_file(text: str) -> Definition:
         workload=workload,
         schema=schema,
         schema_sha256=digest(canonical(schema)),
-        parameters=sum(spec.count for spec in schema if spec.role == "parameter"),
+        parameters=parameters(schema),
     )
 
 
@@ -213,23 +213,27 @@ def check_mixing(about: Definition) -> None:
 
 
 def table_defaults(
-    file: RunFile, workload: Workload, *, strangers: bool = False
-) -> dict[str, Mapping[str, object]]:
-    """Return the defaults of a run file, by table: of its workload, or else of its preset, or else,
-    for a run that `strangers` may join, of open runs.
+    written: Mapping[str, RunTable],
+    workload: Workload,
+    model_parameters: int,
+    *,
+    strangers: bool = False,
+) -> dict[str, RunTable]:
+    """Return the defaults of a run file, by table: of its workload, or else of its preset, or
+    else, for a run that `strangers` may join, of open runs.
     """
-    preset_keys = PRESETS.get(str(file.plan.get("preset")), {})
-    tables = dict(workload.defaults({**preset_keys, **file.plan}, file.model))
-    preset = TASKS.get(str(file.plan.get("preset")), {})
-    tables |= {"task": {**preset, **tables.get("task", {})}}
-    return _for_strangers(file, tables) if strangers else tables
+    plan = written.get("plan", {})
+    preset = str(plan.get("preset"))
+    whole_plan = {**PRESETS.get(preset, {}), **plan}
+    draft = RunDraft(tables=written, plan=whole_plan, parameters=model_parameters)
+    tables = dict(workload.defaults(draft))
+    tables |= {"task": {**TASKS.get(preset, {}), **tables.get("task", {})}}
+    return _for_strangers(plan, tables) if strangers else tables
 
 
-def _for_strangers(
-    file: RunFile, tables: Mapping[str, Mapping[str, object]]
-) -> dict[str, Mapping[str, object]]:
+def _for_strangers(written_plan: RunTable, tables: Mapping[str, RunTable]) -> dict[str, RunTable]:
     """Return the defaults of an open run; a file that sets aggregation or quorum keeps them."""
-    plan_keys = {**tables.get("plan", {}), **file.plan}
+    plan_keys = {**tables.get("plan", {}), **written_plan}
     preset = PRESETS.get(str(plan_keys.get("preset", "fedavg")), {})
     plan = OPEN_RULE if "aggregate" not in plan_keys else {}
     if not OPEN_QUORUM.keys() & plan_keys.keys() and "quorum" not in preset:

@@ -302,7 +302,7 @@ class RunQueries:
             dataset = None if about.at_members else datasets.of_run(conn, run)
             return (
                 *unsteady(about.plan, file.train, trained=trained),
-                *(brief_games(pacing.unit, file.task.steps) if pacing else ()),
+                *(brief_games(pacing.unit, file.steps) if pacing else ()),
                 *too_large(_memory(run, about), devices),
                 *(() if dataset is None else _dialogues_advice(run, dataset.manifest)),
                 *bounded(run.steps_provable),

@@ -51,8 +51,8 @@ from shared.files.deletions import delete_file
 from shared.protocol.accounts import RunInfo
 from shared.protocol.base import RunState
 from shared.protocol.versions import SignedManifest
-from shared.tensors.spec import nbytes
-from shared.workloads.base import ChunkRef, Workload, load
+from shared.tensors.spec import nbytes, parameters
+from shared.workloads.base import ChunkRef, DatasetManifest, Workload, load
 from shared.workloads.data.task_suite import KIND as SUITE
 
 if TYPE_CHECKING:
@@ -166,14 +166,13 @@ class Runs(PlatformService):
         written = run_file.parse(text)  # the file without defaults of workload and preset
         run_file.check_stop(written.stop, self._clock.now())
         workload = load(written.workload)
-        tables = table_defaults(written, workload, strangers=await self._is_open())
-        file = run_file.parse(text, tables)
-        dataset = await self._dataset_of(file, workload)
+        dataset = await self._dataset_of(written, workload)
+        manifest = dataset.manifest if dataset else None
+        file = await self._filled_in(text, workload, manifest)
+        model = file.model
         await self._check_suites(file, dataset)
         if file.data.at == "members":
             await self._check_members(workload)
-        manifest = dataset.manifest if dataset else None
-        model = await asyncio.to_thread(workload.config, file.model, manifest)
         # dataset of the passes; a workload that makes its own data has no passes
         data = manifest if workload.needs_dataset else None
         counts = list(await asyncio.to_thread(workload.samples, model, data)) if data else []
@@ -183,7 +182,7 @@ class Runs(PlatformService):
             privacy.fill_in, file.privacy, file.stop.versions, file.plan
         )
         stored = run_file.encode(
-            msgspec.structs.replace(file, model=model, task=task, plan=plan, privacy=private)
+            msgspec.structs.replace(file, task=task, plan=plan, privacy=private)
         )
         about = of_file(stored)  # `of_file` also checks the plan
         check_train(written.train, about.plan, learns=about.pacing is not None)
@@ -222,6 +221,21 @@ class Runs(PlatformService):
             return runs.by_id(conn, run_id)
 
         return await self.queries.describe(await self._db.write(store))
+
+    async def _filled_in(
+        self, text: str, workload: Workload, manifest: DatasetManifest | None
+    ) -> RunFile:
+        """Return a run file with the defaults of workload, preset and model. Raises
+        InvalidRunFile.
+        """
+        written = run_file.parse(text).model
+        model = await asyncio.to_thread(workload.config, written, manifest)
+        size = parameters(workload.schema(model))
+        tables = table_defaults(
+            run_file.written_tables(text), workload, size, strangers=await self._is_open()
+        )
+        file = run_file.parse(text, tables)
+        return msgspec.structs.replace(file, model={**model, **tables.get("model", {})})
 
     async def _store_files(self, workload: Workload, model: Mapping[str, object]) -> None:
         """Store the files that all versions of a run need. Raises InvalidRunFile if they

@@ -24,7 +24,7 @@ from coordinator.database import datasets, runs, unreferenced_blobs
 from coordinator.database import versions as version_rows
 from coordinator.database.engine.memory import in_memory
 from coordinator.database.versions import VersionRow
-from coordinator.runs.definition import Definition, definition, with_downlink
+from coordinator.runs.definition import Definition, definition, table_defaults, with_downlink
 from coordinator.services import Coordinator
 from coordinator.simulate.labour import Labour, SimulatedWork
 from coordinator.simulate.loop import LoopClock
@@ -34,7 +34,7 @@ from coordinator.simulate.scenario import Scenario
 from shared.decoding import decode
 from shared.errors import InvalidRunFile
 from shared.proofs.signing import canonical, digest
-from shared.tensors.spec import Schema
+from shared.tensors.spec import parameters
 from shared.workloads.base import ChunkRef, DatasetManifest, Role, load
 from shared.workloads.data.local_data import LocalData
 
@@ -198,11 +198,13 @@ class _Simulation:
             await self._add(dataset)
             table["dataset"] = dataset.name
         model = workload.config(table.get("model", {}), dataset)
-        real = scenario.model.parameters or _parameters(workload.schema(model))
+        real = scenario.model.parameters or parameters(workload.schema(model))
         # the downlink is chosen by the size of the real model, not of the stand-in
-        if isinstance(plan := table.get("plan", {}), dict):
-            plan = {**workload.defaults(plan, table.get("model", {})).get("plan", {}), **plan}
-            table["plan"] = with_downlink(plan, real * PARAMETER_BYTES)
+        if isinstance(table.get("plan", {}), dict):
+            defaults = table_defaults(table, workload, real)
+            for name in ("plan", "model"):
+                table[name] = {**defaults.get(name, {}), **table.get(name, {})}
+            table["plan"] = with_downlink(table["plan"], real * PARAMETER_BYTES)
         if real > PARAMETERS_MAX and table["workload"] in STAND_INS:
             table["model"] = {**table.get("model", {}), **STAND_INS[table["workload"]]}
         table.setdefault("seed", scenario.seed)
@@ -342,10 +344,6 @@ def _check_roles(scenario: Scenario, needed: tuple[Role, ...]) -> None:
                 f"no machine of this scenario would {role}, and the run needs one: add"
                 f' roles = ["{role}"] to one of the [[workers]], or remove its line roles'
             )
-
-
-def _parameters(schema: Schema) -> int:
-    return sum(spec.count for spec in schema if spec.role == "parameter")
 
 
 def _imagined(scenario: Scenario, kinds: tuple[str, ...]) -> tuple[DatasetManifest | None, Blobs]:

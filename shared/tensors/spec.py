@@ -87,6 +87,11 @@ def momenta_of(schema: Schema) -> Schema:
     )
 
 
+def parameters(schema: Schema) -> int:
+    """Return the number of a model's parameters."""
+    return sum(spec.count for spec in schema if spec.role == "parameter")
+
+
 def nbytes(schema: Schema) -> int:
     """Return the bytes of all tensors, without a header."""
     return sum(spec.nbytes for spec in schema)

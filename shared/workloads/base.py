@@ -338,6 +338,14 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     paths: Mapping[str, str] = {}  # SHA-256 of a file -> its path on a model hub
 
 
+class RunDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """Run file before its defaults are filled in."""
+
+    tables: Mapping[str, RunTable] = {}  # as written
+    plan: RunTable = {}  # `[plan]` with the keys of its preset
+    parameters: int = 0  # of its model
+
+
 class Workload(Protocol):
     """Kind of training. No method uses the network, except to fetch a model from a hub.
 
@@ -357,10 +365,8 @@ class Workload(Protocol):
         """Return False if the workload takes no dataset, or makes its own data."""
         return bool(self.dataset_kinds) and self.declaration.taught_by == "samples"
 
-    def defaults(self, plan: RunTable, model: RunTable) -> Mapping[str, RunTable]:
-        """Return this workload's defaults for the tables of a run file, by table. `plan` is the
-        run's `[plan]` with the keys of its preset, `model` its `[model]` as written.
-        """
+    def defaults(self, draft: RunDraft) -> Mapping[str, RunTable]:
+        """Return this workload's defaults for the tables of a run file, by table."""
         return {}
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:

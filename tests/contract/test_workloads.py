@@ -25,6 +25,7 @@ from shared.workloads.base import (
     DatasetWanted,
     Job,
     Result,
+    RunDraft,
     TaskKind,
     TrainSettings,
     Work,
@@ -267,7 +268,14 @@ def test_it_says_what_it_is(subject: Subject) -> None:
     assert (declaration.taught_by == "experience") == (workload.experience is not None)
     assert (declaration.output == "moves") == isinstance(workload.experience, Games)
     for plan in ({}, {"preset": "fedavg"}, {"preset": "gradient-average"}):
-        assert set(workload.defaults(plan, {})) <= {"plan", "task", "train", "validation"}
+        tables = {"plan": plan}
+        assert set(workload.defaults(RunDraft(tables=tables, plan=plan))) <= {
+            "model",
+            "plan",
+            "task",
+            "train",
+            "validation",
+        }
 
 
 # ------------------------------------------------------------------------------------ the run file

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from coordinator.rules.recompute_result import NUDGES
 from coordinator.rules.task_size import pass_seed
-from shared.workloads.base import Data, Job, TrainSettings, Work, load
+from shared.workloads.base import Data, Job, RunDraft, TrainSettings, Work, load
 from tests.experiments.exp_learning import TINY
 from tests.experiments.learning import corpus, local
 from tests.support.workloads import tiny_causal, tiny_dcgan, tiny_gomoku
@@ -139,7 +139,7 @@ class Subject:
 
     def _board(self, folder: Path) -> tuple[dict[str, Any], Data]:
         self.batch, self.kind = 64, "learn"
-        given = tiny_gomoku.WORKLOAD.defaults({}, {})["train"]  # with twenty steps of warm-up
+        given = tiny_gomoku.WORKLOAD.defaults(RunDraft())["train"]  # with twenty steps of warm-up
         self.train = TrainSettings(**given)
         path = folder / "games"
         path.mkdir(exist_ok=True)

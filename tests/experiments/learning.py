@@ -337,7 +337,7 @@ def _table(setup: Setup, run: Run) -> dict[str, Any]:
         "run": {
             "workload": "gpt",
             "seed": run.seed,
-            "model": {**setup.model, **run.model},
+            "model": {"shared_momentum": False, **setup.model, **run.model},
             "task": {
                 "local_steps": run.local_steps,
                 "batch_size": run.batch or setup.batch,

@@ -23,7 +23,7 @@ def run_of(id: int = 1, **values: Any) -> Run:
             "memory_bytes": 1000,
             "weight": 1.0,
             "settings": task,
-            "local_steps": task.steps,
+            "local_steps": task.local_steps or 30,
             "passes": 1,
             "step_flops": 1e9,
             "price_micro": 100,

@@ -19,6 +19,7 @@ from shared.workloads.base import (
     DatasetManifest,
     FormatWanted,
     Job,
+    RunDraft,
     RunTable,
     Sample,
     Weights,
@@ -62,8 +63,8 @@ class DcganWorkload(Workload):
     declaration = Declaration(output="image", measure="distance", items="images")
 
     @override
-    def defaults(self, plan: RunTable, model: RunTable) -> Mapping[str, RunTable]:
-        local = {} if plan.get("update") == "gradient" else _LOCAL
+    def defaults(self, draft: RunDraft) -> Mapping[str, RunTable]:
+        local = {} if draft.plan.get("update") == "gradient" else _LOCAL
         return {"train": _TRAIN | local, "task": _TASK, "validation": _VALIDATION}
 
     @override

@@ -31,6 +31,7 @@ from shared.workloads.base import (
     Decoder,
     FormatWanted,
     Job,
+    RunDraft,
     RunTable,
     Sample,
     Weights,
@@ -87,9 +88,9 @@ class OwnModel(Workload):
         return CodePlace(self.code, self.data)
 
     @override
-    def defaults(self, plan: RunTable, model: RunTable) -> Mapping[str, RunTable]:
+    def defaults(self, draft: RunDraft) -> Mapping[str, RunTable]:
         # Adam's first steps are signs of gradients: tasks with a fresh Adam are hard to prove
-        return {} if plan.get("update") == "gradient" else {"train": {"optimizer": "muon"}}
+        return {} if draft.plan.get("update") == "gradient" else {"train": {"optimizer": "muon"}}
 
     @override
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:

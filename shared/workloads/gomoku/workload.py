@@ -23,6 +23,7 @@ from shared.workloads.base import (
     DatasetManifest,
     FormatWanted,
     Job,
+    RunDraft,
     RunTable,
     Sample,
     Weights,
@@ -52,7 +53,7 @@ class GomokuWorkload(Workload):
     experience = GomokuGames()
 
     @override
-    def defaults(self, plan: RunTable, model: RunTable) -> Mapping[str, RunTable]:
+    def defaults(self, draft: RunDraft) -> Mapping[str, RunTable]:
         return {
             "plan": {"preset": "self-play", "codec": "bf16"},
             "task": {"local_steps": 100, "batch_size": 256},

@@ -46,7 +46,8 @@ class GptConfig(Table, frozen=True, kw_only=True):
     bias: bool = False
     architecture: Literal["gpt2", "llama"] = "gpt2"
     n_kv_head: int | None = None  # heads of keys and values of a llama; None = as many as n_head
-    # Tasks begin with the merged momentum of the last ones, which doubles a version's bytes.
+    # Tasks begin with the merged momentum of the last ones, which doubles a version's bytes; `run
+    # create` sets it where the model is small and the merge that of `diloco`.
     shared_momentum: bool = False
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from shared.workloads.base import (
     Decoder,
     FormatWanted,
     Job,
+    RunDraft,
     RunTable,
     Sample,
     Weights,
@@ -39,8 +40,31 @@ if TYPE_CHECKING:
 # Keys of `[plan]` that define the merge; a run file that sets one keeps its own merge.
 _OWN_WAY = frozenset(("preset", "update", "optimizer", "lr", "momentum", "window", "prox_mu"))
 # With the momentum of all machines, merges need little of their own (docs/decisions/0036).
-_SHARED_MOMENTUM = {"lr": 1.0, "momentum": 0.3}
+_SHARED_MOMENTUM = {"lr": 1.0, "momentum": 0.3, "transfer_share": 0.1}
+# The largest model that shares its momentum by default; tasks of larger ones have so many steps
+# that the momentum at their beginning does not count.
+_SHARED_PARAMETERS_MAX = 2_000_000
+_SHARED_STEPS_MAX = 60  # of a task whose file names their number
 _RESIDUAL = ("attn.proj.weight", "mlp.down.weight")  # scaled down with depth, as in GPT-2
+
+
+def _shares(draft: RunDraft) -> bool:
+    """Return True if a run of `diloco` shares its momentum without such a line in its file: the
+    model is small, tasks are short and merged in step, and the rest of the plan is the preset's.
+    """
+    plan, train = draft.tables.get("plan", {}), draft.tables.get("train", {})
+    task, data = draft.tables.get("task", {}), draft.tables.get("data", {})
+    has_own_merge = plan.keys() & {"optimizer", "lr", "momentum", "overlap"}
+    is_by_muon = train.get("optimizer", "muon") == "muon" and train.get("clip_norm", 1.0) > 0
+    return (
+        draft.parameters <= _SHARED_PARAMETERS_MAX
+        and is_by_muon
+        and plan.get("codec") != "float32"
+        and not has_own_merge
+        and task.get("local_steps", 0) <= _SHARED_STEPS_MAX
+        and not task.get("target_seconds", 0)
+        and data.get("at") != "members"
+    )
 
 
 class GptWorkload(Workload):
@@ -53,13 +77,17 @@ class GptWorkload(Workload):
     declaration = Declaration(output="text")
 
     @override
-    def defaults(self, plan: RunTable, model: RunTable) -> Mapping[str, RunTable]:
-        if plan.get("update") == "gradient":  # the server makes the steps
+    def defaults(self, draft: RunDraft) -> Mapping[str, RunTable]:
+        if draft.plan.get("update") == "gradient":  # the server makes the steps
             return {}
-        merge: dict[str, object] = {} if plan.keys() & _OWN_WAY else {"preset": "diloco"}
-        if model.get("shared_momentum") and {**merge, **plan}.get("preset") == "diloco":
+        merge: dict[str, object] = {} if draft.plan.keys() & _OWN_WAY else {"preset": "diloco"}
+        tables: dict[str, RunTable] = {"plan": merge, "train": {"optimizer": "muon"}}
+        if {**merge, **draft.plan}.get("preset") != "diloco":
+            return tables
+        is_shared = draft.tables.get("model", {}).get("shared_momentum", _shares(draft))
+        if is_shared:
             merge |= _SHARED_MOMENTUM
-        return {"plan": merge, "train": {"optimizer": "muon"}}
+        return {**tables, "model": {"shared_momentum": is_shared}}
 
     @override
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:

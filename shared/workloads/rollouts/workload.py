@@ -27,6 +27,7 @@ from shared.workloads.base import (
     FormatWanted,
     Job,
     Origin,
+    RunDraft,
     RunTable,
     Sample,
     Weights,
@@ -61,7 +62,7 @@ class RolloutsWorkload(Workload):
     experience = RolloutExperience()
 
     @override
-    def defaults(self, plan: RunTable, model: RunTable) -> Mapping[str, RunTable]:
+    def defaults(self, draft: RunDraft) -> Mapping[str, RunTable]:
         return {
             "plan": {"preset": "self-play", "codec": "bf16"},
             "task": {"local_steps": 8, "batch_size": 64},

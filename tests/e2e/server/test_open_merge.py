@@ -31,6 +31,7 @@ n_layer = 1
 n_head = 1
 n_embd = 8
 dropout = 0.0
+shared_momentum = false
 [task]
 local_steps = 2
 batch_size = 2

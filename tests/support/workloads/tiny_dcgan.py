@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.workloads.base import ChunkRef, Data, DatasetManifest, Job, TrainSettings
+from shared.workloads.base import ChunkRef, Data, DatasetManifest, Job, RunDraft, TrainSettings
 from shared.workloads.data.image_dataset import build_images
 from shared.workloads.data.image_sources import digit_pictures
 from shared.workloads.data.pass_order import PassOrder
@@ -20,7 +20,7 @@ from shared.workloads.dcgan.workload import DcganWorkload
 from tests.support.workloads.tiny_gpt import Folder
 
 WORKLOAD = DcganWorkload()
-ADAM = TrainSettings(**WORKLOAD.defaults({"update": "gradient"}, {})["train"])
+ADAM = TrainSettings(**WORKLOAD.defaults(RunDraft(plan={"update": "gradient"}))["train"])
 NETWORKS = ("generator", "discriminator")
 STRIPES = 8  # side of an image
 

@@ -12,7 +12,7 @@ SHORT = 'name = "r"\nworkload = "gpt"\ndataset = "d"\n'
 
 def test_a_file_of_three_lines_has_a_default_for_everything_else() -> None:
     run = run_file.parse(SHORT)
-    assert (run.task.steps, run.train.lr, run.validation.norm_limit) == (30, 3e-4, 6.0)
+    assert (run.steps, run.train.lr, run.validation.norm_limit) == (30, 3e-4, 6.0)
 
 
 def test_what_is_stored_reads_back_the_same() -> None:

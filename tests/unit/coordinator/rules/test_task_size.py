@@ -31,9 +31,9 @@ from coordinator.rules.task_size import (
     price_micro,
     round_in_work,
     share_done,
-    sized_steps,
     split_at,
     steps_for,
+    steps_of_task,
     task_seed,
     total_steps,
     upload_bytes_max,
@@ -41,6 +41,10 @@ from coordinator.rules.task_size import (
 from shared.protocol.base import Reason
 from shared.protocol.limits import DEVICE_BYTES
 from tests.support.waiting_workers import ask, run_of, todo_of, waiter
+
+HEAD = 'name = "r"\nworkload = "gpt"\ndataset = "d"\n'
+SIZED = run_file.parse(HEAD)
+SHARED = run_file.parse(HEAD + "[model]\nshared_momentum = true\n")
 
 
 def test_ranges_follow_each_other_and_the_last_one_is_short() -> None:
@@ -196,13 +200,21 @@ def _pace(transfer_s: float) -> RunPace:
 def test_tasks_are_sized_so_that_transfers_take_their_share(
     table: dict[str, Any], parameters: int, transfer_s: float, steps: int
 ) -> None:
-    assert sized_steps(plan(table), parameters, _pace(transfer_s)) == steps
+    assert steps_of_task(SIZED, plan(table), parameters, _pace(transfer_s)) == steps
 
 
 def test_tasks_have_the_least_steps_until_the_times_of_some_are_known() -> None:
-    whole = plan({})
-    assert sized_steps(whole, 124_000_000, None) == 30
-    assert sized_steps(whole, 124_000_000, RunPace(step_s=3.0, flops=1e9)) == 30
+    whole, unknown = plan({}), RunPace(step_s=3.0, flops=1e9)
+    assert steps_of_task(SIZED, whole, 124_000_000, None) == 30
+    assert steps_of_task(SIZED, whole, 124_000_000, unknown) == 30
+    assert steps_of_task(SHARED, whole, 124_000_000, None) == 15
+    assert steps_of_task(SHARED, whole, 800_000, _pace(2.0)) == 19
+    assert steps_of_task(SHARED, whole, 800_000, _pace(90.0)) == 60
+
+
+def test_a_number_in_the_file_is_never_overridden() -> None:
+    file = run_file.parse(HEAD + "[task]\nlocal_steps = 7\n")
+    assert steps_of_task(file, plan({}), 124_000_000, _pace(900.0)) == 7
 
 
 def rounds_of(left_s: float | None, devices: dict[str, float] | None = None) -> Run:

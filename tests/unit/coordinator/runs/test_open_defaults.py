@@ -17,11 +17,15 @@ from shared.workloads.base import load
 HEAD = 'name = "x"\nworkload = "{workload}"\ndataset = "d"\n'
 
 
-def resolved(text: str = "", workload: str = "gpt", *, strangers: bool = True) -> RunFile:
+def resolved(
+    text: str = "", workload: str = "gpt", *, parameters: int = 10**8, strangers: bool = True
+) -> RunFile:
     """The run file with the defaults that `run create` writes into it."""
     whole = HEAD.format(workload=workload) + text
-    file = run_file.parse(whole)
-    return run_file.parse(whole, table_defaults(file, load(workload), strangers=strangers))
+    tables = table_defaults(
+        run_file.written_tables(whole), load(workload), parameters, strangers=strangers
+    )
+    return run_file.parse(whole, tables)
 
 
 def rules(found: Plan) -> tuple[str, int, int, float]:
@@ -119,3 +123,48 @@ def test_who_shares_the_momentum_merges_with_little_more_of_it() -> None:
     assert (own.lr, own.momentum) == (0.5, 0.3)
     average = plan(resolved(SHARED + '[plan]\npreset = "fedavg"\n').plan)
     assert (average.lr, average.momentum) == (1.0, 0.0)
+
+
+SMALL = 800_000
+
+
+def outer(file: RunFile) -> tuple[float, float, float]:
+    merge = plan(file.plan)
+    return merge.lr, merge.momentum, merge.transfer_share
+
+
+def test_a_small_model_shares_its_momentum() -> None:
+    file = resolved(parameters=SMALL, strangers=False)
+    assert (file.model["shared_momentum"], file.steps) == (True, 15)
+    assert outer(file) == (1.0, 0.3, 0.1)
+    assert resolved('[plan]\npreset = "diloco"\n', parameters=SMALL).model["shared_momentum"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[model]\nshared_momentum = false\n",
+        "[plan]\noverlap = true\n",
+        '[plan]\ncodec = "float32"\n',
+        '[plan]\npreset = "diloco"\nmomentum = 0.9\n',
+        '[train]\noptimizer = "adamw"\n',
+        "[train]\nclip_norm = 0\n",
+        "[task]\nlocal_steps = 300\n",
+        "[task]\ntarget_seconds = 60\n",
+        '[data]\nat = "members"\n',
+    ],
+)
+def test_a_file_with_a_way_of_its_own_shares_none(text: str) -> None:
+    own, large = resolved(text, parameters=SMALL), resolved(text)
+    assert not own.model["shared_momentum"]
+    assert own == large
+
+
+@pytest.mark.parametrize("preset", ["fedavg", "async-diloco", "gradient-average"])
+def test_other_presets_share_no_momentum(preset: str) -> None:
+    assert "shared_momentum" not in resolved(f'[plan]\npreset = "{preset}"\n', parameters=1).model
+
+
+def test_what_the_file_says_of_momentum_holds_for_any_size() -> None:
+    file = resolved("[model]\nshared_momentum = true\n", strangers=False)
+    assert outer(file) == (1.0, 0.3, 0.1)

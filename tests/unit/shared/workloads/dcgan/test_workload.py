@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shared.errors import BadRequest, InvalidRunFile
-from shared.workloads.base import installed, load
+from shared.workloads.base import RunDraft, installed, load
 from shared.workloads.dcgan.config import DcganConfig, schema
 from shared.workloads.dcgan.model import Dcgan, build
 from tests.support.tensor_samples import count
@@ -138,8 +138,8 @@ def test_both_networks_are_exported(data: Folder) -> None:
 
 
 def test_its_defaults_are_those_of_the_paper() -> None:
-    found = WORKLOAD.defaults({"update": "gradient"}, {})
+    found = WORKLOAD.defaults(RunDraft(plan={"update": "gradient"}))
     assert (found["train"]["lr"], found["train"]["beta1"]) == (2e-4, 0.5)
     assert "optimizer" not in found["train"]
-    assert WORKLOAD.defaults({}, {})["train"]["optimizer"] == "muon"  # tasks that can be proved
+    assert WORKLOAD.defaults(RunDraft())["train"]["optimizer"] == "muon"  # tasks that can be proved
     assert found["task"]["batch_size"] * found["task"]["local_steps"] == 320

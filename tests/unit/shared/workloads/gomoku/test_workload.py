@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import TrainSettings, load
+from shared.workloads.base import RunDraft, TrainSettings, load
 from shared.workloads.elo import MatchScore, Meeting, ratings
 from shared.workloads.gomoku.config import GomokuConfig
 from shared.workloads.gomoku.network import GomokuNet, NetEvaluator, build
@@ -30,7 +30,7 @@ from tests.support.workloads.tiny_gomoku import (
     options,
 )
 
-STEPS = WORKLOAD.defaults({}, {})["task"]["local_steps"]  # of a task, whose optimiser is fresh
+STEPS = WORKLOAD.defaults(RunDraft())["task"]["local_steps"]  # of a task, whose optimiser is fresh
 
 # ------------------------------------------------------------------------------------------- model
 
