@@ -7,11 +7,11 @@ beside controls at their own best learning rate.
     ... EXPERIMENT_ARGS='--table'                                     only the tables again
 
 Four equal machines, 1,200 steps each, 30 local steps, 0.1 M parameters, fresh momentum in each
-task; `shared momentum`, with 15 local steps, is the default of such a model. The rate of each control is
-the one of four that is best on the validation texts, by the mean of the seeds; presets take the
-one of data-parallel. The tables are of test texts, which no choice has seen. Presets that merge
-gradients, whose versions are single steps, make 200. The large size has only `diloco` beside its
-controls, whose rates are chosen by one seed.
+task; `shared momentum`, with 15 local steps, is the default of such a model. The rate of each
+control is the one of four that is best on the validation texts, by the mean of the seeds; presets
+take the one of data-parallel. The tables are of test texts, which no choice has seen. Presets that
+merge gradients, whose versions are single steps, make 200. The large size has only `diloco` beside
+its controls, whose rates are chosen by one seed.
 """
 
 from __future__ import annotations
