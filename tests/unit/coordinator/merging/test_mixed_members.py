@@ -317,7 +317,7 @@ class MixMachine(RuleBasedStateMachine):
         assert self.run(self.inside.ledger.check()) == ()
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5, pytest.param(12, marks=pytest.mark.slow)])
 def test_a_version_is_never_of_fewer_members_than_its_plan_demands(
     database_url: str, tmp_path: Path, count: int
 ) -> None:
