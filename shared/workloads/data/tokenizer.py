@@ -7,6 +7,7 @@ first is the target of exactly one prediction.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,6 +36,9 @@ VOCAB_MIN = 257  # every byte, and the end of a text
 VOCAB_MAX = 1 << 20
 FILE_BYTES_MAX = 64 << 20  # largest tokenizer.json
 _TOKEN_BYTES_MAX = 32  # longest token: without this limit, runs of blanks would fill the vocabulary
+# A run of so many characters without a blank becomes several words for the training of a tokenizer,
+# whose time grows with the square of a word's length (13 s for 100,000 letters).
+_LONG_RUN = re.compile(r"\S{2000}")
 _SCAN = 1 << 20  # tokens checked at a time
 _DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {
     "uint16": np.dtype("<u2"),
@@ -245,7 +249,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
         max_token_length=_TOKEN_BYTES_MAX,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(iter(texts), trainer)
+    tokenizer.train_from_iterator((_LONG_RUN.sub(r"\g<0>\n", text) for text in texts), trainer)
     text: str = tokenizer.to_str()
     return text.encode()
 
