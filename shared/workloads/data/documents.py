@@ -24,7 +24,6 @@ from shared.workloads.data.record_files import (
     HEAD_BYTES,
     REMEDIES,
     SUFFIXES,
-    head_of,
     holds_records,
     not_unicode,
     open_unpacked,
@@ -172,7 +171,7 @@ class _Reading:
 
     def _file(self, path: Path, name: str) -> Iterator[Document]:
         column = self._column
-        if not (table_rows.is_table(path) or holds_records(path, head_of(path, name), column)):
+        if not (table_rows.is_table(path) or holds_records(path, name, column)):
             yield from _text(path, name, self._skipped)
             return
         self.had_columns = True

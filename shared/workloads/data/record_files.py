@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
@@ -128,15 +129,17 @@ def head_of(path: Path, name: str) -> bytes:
     return head
 
 
-def holds_records(path: Path, head: bytes, column: str) -> bool:
-    """Return True if a file with this beginning holds records: by its suffix, or for JSON if it is
-    an array of objects, lines of objects, or an object whose only list has objects with `column`.
+def holds_records(path: Path, name: str, column: str) -> bool:
+    """Return True if a file holds records: by its suffix, or for JSON if it is an array of objects,
+    lines of objects, or an object whose only list has objects with `column`. Raises InvalidRunFile
+    if it is unreadable or no text.
     """
+    start = head_of(path, name).lstrip(b" \t\r\n")
     if suffix(path) != ".json":
         return suffix(path) in SUFFIXES
-    start = head.lstrip(b" \t\r\n")
     if start.startswith(b"{"):
-        return any(_has(element, column) for element in only_list(path)[:1]) or _are_lines(path)
+        with _readable(name):
+            return any(_has(element, column) for element in only_list(path)[:1]) or _are_lines(path)
     return start.startswith((b'[{"', b"[\n", b"[ "))
 
 
@@ -178,7 +181,9 @@ def only_list(path: Path) -> list[msgspec.Raw]:
 
 @contextmanager
 def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to read; a file that gzip compressed is read unpacked."""
+    """Open a file to read; a file that gzip compressed is read unpacked. Reading raises EOFError
+    for such a file without its end, OSError for a damaged one.
+    """
     with path.open("rb") as file:
         if file.read(len(GZIP)) != GZIP:
             file.seek(0)
@@ -186,7 +191,10 @@ def open_unpacked(path: Path) -> Iterator[IO[bytes]]:
             return
         file.seek(0)
         with gzip.open(file) as inside:
-            yield inside  # type: ignore[misc]  # GzipFile has what readers call
+            try:
+                yield inside  # type: ignore[misc]  # GzipFile has what readers call
+            except zlib.error as error:
+                raise OSError("it is compressed, and damaged") from error
 
 
 @contextmanager

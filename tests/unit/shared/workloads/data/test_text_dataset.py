@@ -10,6 +10,8 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
+from time import process_time
 
 import numpy as np
 import pytest
@@ -352,6 +354,29 @@ def test_a_column_of_another_name_is_read_and_a_folder_reads_what_gzip_compresse
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"id;content\n1;two\n"))
     documents = read_documents([tmp_path], Skipped(), "content")
     assert [document.text for document in documents] == ["one", "two"]
+
+
+BROKEN = gzip.compress(b"")[:10] + b"\x07"  # a block of no known kind
+CUT_OFF = gzip.compress(b'{"a": "' + Random(1).randbytes(20_000).hex().encode() + b'"}')[:-5_000]
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.gz", "b.csv.gz", "b.txt.gz", "b.json.gz"])
+@pytest.mark.parametrize("data", [BROKEN, CUT_OFF], ids=["damaged", "cut off"])
+def test_a_damaged_file_of_a_folder_is_skipped_with_a_sentence(
+    tmp_path: Path, name: str, data: bytes
+) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / name).write_bytes(data)
+    skipped = Skipped()
+    assert texts_of(skipped, tmp_path)[0] == "one"
+    assert any(f"{name}: it is compressed, and " in sentence for sentence in skipped.sentences)
+
+
+def test_a_tokenizer_learns_from_text_without_blanks_within_seconds() -> None:
+    """Such as a sequence of genes: training takes the square of the length of a word."""
+    began = process_time()
+    train_tokenizer(["ACGT" * 25_000], 300)
+    assert process_time() - began < 4
 
 
 def texts_of(skipped: Skipped, *sources: Path, column: str = "text") -> list[str]:
