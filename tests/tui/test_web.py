@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.tui import scenes
@@ -51,3 +53,21 @@ async def test_without_a_browser_the_address_is_shown(engine: FakeEngine) -> Non
         await settle(app, pilot)
         assert "/runs/" in screen_text(app)
         assert "Open this address" in screen_text(app)
+
+
+async def test_the_keys_work_while_a_browser_starts(engine: FakeEngine) -> None:
+    prepared(engine)
+    started = asyncio.Event()
+
+    async def slow(address: str) -> bool:
+        await started.wait()
+        return True
+
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        app.opener = slow
+        await settle(app, pilot)
+        async with asyncio.timeout(20):
+            await pilot.press("o")
+            await pilot.press("2")
+        assert app.current_mode == "runs"
+        started.set()

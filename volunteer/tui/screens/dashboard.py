@@ -192,5 +192,5 @@ class Dashboard(Page):
         view = self.volunteer.view
         run_keys.open_model(self.volunteer, view.info(view.run()))
 
-    async def action_web(self) -> None:
-        await run_keys.show_page(self.volunteer, self.volunteer.view.run())
+    def action_web(self) -> None:
+        run_keys.show_page(self.volunteer, self.volunteer.view.run())

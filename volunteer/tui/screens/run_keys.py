@@ -121,8 +121,14 @@ async def _exit_code(command: Sequence[str]) -> int:
             child.terminate()
 
 
-async def show_page(app: VolunteerApp, run: str) -> None:
-    """Open a run's public page in a browser; without a browser, show its address."""
+def show_page(app: VolunteerApp, run: str) -> None:
+    """Open a run's public page in a browser, which may take seconds to start; without a browser,
+    show its address.
+    """
+    app.run_worker(_show_page(app, run), group="web", exclusive=True)
+
+
+async def _show_page(app: VolunteerApp, run: str) -> None:
     coordinator = app.latest.status.coordinator
     if not run or not coordinator:
         app.tell(_("the address of the coordinator is not known yet"))

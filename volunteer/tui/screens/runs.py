@@ -293,8 +293,8 @@ class RunsPage(QueryPage):
     def action_model(self) -> None:
         run_keys.open_model(self.volunteer, self._under_cursor())
 
-    async def action_web(self) -> None:
-        await run_keys.show_page(self.volunteer, self._named())
+    def action_web(self) -> None:
+        run_keys.show_page(self.volunteer, self._named())
 
     def action_share(self) -> None:
         control = self.volunteer.control
