@@ -13,8 +13,10 @@ import httpx
 import pytest
 from msgspec import convert
 from msgspec.structs import replace
+from sqlalchemy import select
 from typing_extensions import override
 
+from coordinator.database.tables.tasks import tasks
 from shared.errors import BadRequest
 from shared.protocol.members import MemberData
 from shared.workloads.base import Data, Job, Weights, Work
@@ -221,6 +223,20 @@ async def test_data_that_were_replaced_serve_the_next_task(
         assert await home.coordinator.merger.merge_if_due(1)
         assert await process.ended() == 0
     assert not withdrawn(home)
+
+
+async def test_a_task_may_reach_to_the_last_sample_of_its_machine(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(MEMBERS.replace("local_steps = 2", "local_steps = 400"))
+        machine = LocalMachine(tmp_path / "machine", home)
+        await machine.join()
+        record = await add(machine, diary(tmp_path / "ward", 100))
+        async with machine.working(max_tasks=1) as process:
+            await process.until(events.Judged)
+            assert await process.ended() == 0
+        query = select(tasks.c.stop)
+        stops = await home.coordinator.db.read(lambda conn: conn.execute(query).scalars().all())
+        assert stops == [record.numbers.samples]
 
 
 @pytest.mark.parametrize(

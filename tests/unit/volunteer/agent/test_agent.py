@@ -21,12 +21,15 @@ from coordinator.database.tables.contributions import contributions as contribut
 from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.errors import BadRequest, Unreachable
 from shared.protocol import endpoints
+from shared.protocol.members import MembersData
 from shared.text import duration
-from shared.workloads.base import ChunkRef, Config, Data, Job, Weights, Work
+from shared.workloads.base import ChunkRef, Config, Data, Job, TrainSettings, Weights, Work
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_coordinator import local_coordinator
 from tests.support.local_volunteer import LONG, SHORT, LocalMachine, Network, Process, local_machine
+from tests.tui import scenes
 from volunteer.account.profile_directory import Profile
+from volunteer.agent.run_choice import _terms
 from volunteer.control import commands, events
 from volunteer.control.event_sentences import words
 from volunteer.machine.policy import MachineFacts
@@ -69,6 +72,35 @@ async def test_the_licence_is_told_and_the_yes_recorded(tmp_path: Path) -> None:
         told = [event.message for event in process.all(events.Notice)]
         assert any("CC0-1.0" in sentence for sentence in told)
         assert sum("POST /api/v1/runs/tiny/consent" in seen for seen in process.network.seen) == 1
+
+
+MEMBERS = MembersData(
+    dataset="mail", kind="tokens", heldout_share=0.1, train=TrainSettings(), batch_size=1
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "samples", "end"),
+    [
+        ({"dataset": "", "dataset_licence": ""}, 0, "under CC0-1.0"),
+        ({"dataset": "books", "dataset_licence": ""}, 0, ", no licence of the data is stated"),
+        ({"dataset": "books", "dataset_licence": "MIT"}, 0, ", the data is under MIT"),
+        ({"members": MEMBERS}, 0, "your own files: `volunteer data add tiny PATH`"),
+        ({"members": MEMBERS}, 1, "your own files: 1 piece is prepared"),
+        ({"members": MEMBERS}, 7, "your own files: 7 pieces are prepared"),
+        ({"origin": "qwen", "origin_licence": "MIT"}, 0, ", it begins from qwen under MIT"),
+        ({"contact": "mia@example.org"}, 0, ", questions to mia@example.org"),
+    ],
+)
+def test_the_terms_of_a_run_name_what_it_has_and_nothing_else(
+    facts: dict[str, Any], samples: int, end: str
+) -> None:
+    plain = {"dataset": "", "dataset_licence": "", "licence": "CC0-1.0", "contact": ""}
+    info = replace(scenes.RUN, **(plain | {"origin": "", "members": None} | facts))
+    terms = str(_terms("tiny", info, samples))
+    assert terms.startswith('helping "tiny": the model will be published under CC0-1.0')
+    assert terms.endswith(end)
+    assert "licence of the data" not in terms or "stated" in end
 
 
 async def test_without_a_yes_nothing_is_claimed(tmp_path: Path) -> None:

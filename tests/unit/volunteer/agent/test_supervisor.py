@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.support.local_volunteer import LONG, SHORT, local_machine
+from tests.support.virtual_clock import VirtualClock
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.pause_board import PauseBoard
+from volunteer.agent.supervisor import Loop, Supervisor
 from volunteer.control import commands, events
 from volunteer.control.events import Sensed
 from volunteer.machine.policy import MachineFacts
@@ -46,6 +53,25 @@ async def test_a_part_that_fails_ends_the_volunteer_and_keeps_its_task(
         async with machine.working(max_tasks=1) as process:
             assert await process.ended() == 0
         assert process.all(events.Submitted)[0].task == doing.task
+
+
+@pytest.mark.parametrize("vital", [True, False])
+async def test_a_part_that_ends_by_itself_is_told_and_ends_the_volunteer_if_it_is_vital(
+    vital: bool,
+) -> None:
+    """Without heartbeats, for example, all work would be lost."""
+    life, notices = Lifecycle(VirtualClock()), list[tuple[str, str]]()
+    bus = SimpleNamespace(notice=lambda message, level: notices.append((str(message), level)))
+    place: Any = SimpleNamespace(life=life, bus=bus, held=())
+    supervisor = Supervisor(place=place, pauses=PauseBoard(life, place.bus), quit_s=0.0)
+    part = Loop(name="the heartbeats", work=asyncio.sleep(0), vital=vital)
+    await supervisor._run_loop(part, ends=False)
+    sentence = "the heartbeats failed (it ended by itself)"
+    assert notices == ([] if vital else [(sentence, "warning")])
+    assert (str(life.fatal) if life.fatal else "") == (sentence if vital else "")
+    device = Loop(name="cpu", work=asyncio.sleep(0))
+    await supervisor._run_loop(device, ends=True)  # a device has nothing more to do
+    assert len(notices) == 1 - vital
 
 
 async def test_a_result_that_vanished_is_no_reason_to_fall_silent(tmp_path: Path) -> None:
