@@ -294,8 +294,7 @@ class DeviceLoop:
         if isinstance(outcome, Interrupted):
             await self._handle_interruption(work, outcome)
             return
-        if outcome is not None:
-            self.failures.reset()
+        self.failures.reset()
         self.claimer.ends.complete(work, outcome.value if outcome is not None else None)
 
     async def _handle_interruption(self, work: LeaseInWork, outcome: Interrupted) -> None:
