@@ -210,6 +210,26 @@ async def test_who_is_at_work_is_told_with_the_speed_of_the_device_that_works(
     assert told.rate == pytest.approx(3.0)
 
 
+async def test_a_machine_counts_as_at_work_until_it_was_silent_for_two_minutes(
+    home: LocalCoordinator,
+) -> None:
+    await home.start_run()
+    queries, flush = home.coordinator.run_queries, home.coordinator.renewals.flush
+
+    async def counts() -> tuple[int, int]:
+        return (await queries.beats())[0].workers, (await queries.info("tiny")).workers
+
+    assert await counts() == (0, 0)
+    ann = await home.join("Ann")
+    await ann.claim()
+    await flush()
+    assert await counts() == (1, 1)
+    await home.clock.advance(100)
+    assert await counts() == (1, 1)
+    await home.clock.advance(40)
+    assert await counts() == (0, 0)
+
+
 async def test_heartbeats_bring_news_once(home: LocalCoordinator) -> None:
     await home.start_run()
     ann = await home.join("Ann")
