@@ -222,6 +222,27 @@ async def test_changes_are_taken_back_one_after_the_other(engine: FakeEngine) ->
         assert "nothing was changed on this page" in screen_text(app)
 
 
+async def test_a_change_that_cannot_be_saved_is_neither_made_nor_taken_back(
+    engine: FakeEngine,
+) -> None:
+    async with opened(prepared(engine), scenes.filled(), look=PAGE) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("down", "enter")
+        await settle(app, pilot)
+        engine.refuses = Configuration("the disk is read-only")
+        await pilot.press("down", "down", "enter")
+        await settle(app, pilot)
+        await pilot.press("u")
+        await settle(app, pilot)
+        assert "the disk is read-only" in screen_text(app)
+        assert "taken back" not in screen_text(app)
+        engine.refuses = None
+        await pilot.press("u")
+        await settle(app, pilot)
+        assert "taken back: while" in screen_text(app)
+    assert changes(engine)[-1] == {"in_use": "work"}
+
+
 async def test_settings_are_found_by_a_text(engine: FakeEngine) -> None:
     async with opened(prepared(engine), scenes.filled(), look=PAGE, size=(120, 36)) as (app, pilot):
         await settle(app, pilot)

@@ -139,27 +139,31 @@ class SettingsPage(QueryPage):
         if not self._undo:
             self.volunteer.tell(_("nothing was changed on this page since it was opened"))
             return
-        old_values = self._undo.pop()
-        self.run_worker(self._save(old_values), group="save")
+        self.run_worker(self._take_back(self._undo.pop()), group="save")
+
+    async def _take_back(self, old_values: dict[str, object]) -> None:
+        if not await self._save(old_values):
+            self._undo.append(old_values)
+            return
         names = ", ".join(label(row) for row in self.rows() if row.name in old_values)
         self.volunteer.tell(_("taken back: {said}", said=names))
 
-    def _change(self, changes: dict[str, object]) -> None:
+    async def _change(self, changes: dict[str, object]) -> None:
         """Save settings, and keep the old values for `action_undo`."""
         values = self._values()
         old_values = {name: values[name] for name in changes if name in values}
-        if old_values:
+        if await self._save(changes) and old_values:
             self._undo.append(old_values)
-        self.run_worker(self._save(changes), group="save")
 
     @on(SettingList.Changed)
     def _changed(self, event: SettingList.Changed) -> None:
-        self._change({event.row.name: event.value})
+        self.run_worker(self._change({event.row.name: event.value}), group="save")
 
-    async def _save(self, changes: dict[str, Any]) -> None:
+    async def _save(self, changes: dict[str, Any]) -> bool:
+        """Save settings; return False if that fails."""
         control = self.volunteer.control
         if control is None:
-            return
+            return False
         try:
             if "runs" in changes:
                 await control.do(commands.ChooseRuns(runs=tuple(changes["runs"])))
@@ -167,7 +171,7 @@ class SettingsPage(QueryPage):
                 await control.do(commands.SetSettings(changes=changes))
         except VolunteerError as error:
             self.volunteer.tell(error.message, "error")
-            return
+            return False
         for name, value in changes.items():
             self._apply(name, value)
         sources = {row.source for row in self.rows() if row.name in changes}
@@ -177,6 +181,7 @@ class SettingsPage(QueryPage):
             )
             self.volunteer.tell(sentence, "warning")
         self.query_again()
+        return True
 
     def _apply(self, name: str, value: Any) -> None:
         """Apply a display setting at once."""
