@@ -69,6 +69,18 @@ asyncio.run(main())
 """
 
 
+BOARD = """
+import asyncio
+from volunteer.tui.play.app import PlayApp
+
+class Opponent:
+    async def sit(self, version=None):
+        await asyncio.Event().wait()
+
+asyncio.run(PlayApp(Opponent(), "a-game").run_async())
+"""
+
+
 def run(way: str = "quick", errors: IO[bytes] | None = None) -> Terminal:
     return Terminal([sys.executable, "-c", PROGRAM, way], None, errors, PYTHONPATH=str(ROOT))
 
@@ -98,6 +110,15 @@ def test_with_standard_error_in_a_file_the_screen_is_drawn_all_the_same(tmp_path
 def test_after_a_signal(number: signal.Signals) -> None:
     with run() as terminal:
         terminal.see("Loss of the model")
+        os.kill(terminal.child.pid, number)
+        assert terminal.ended() == 0
+        assert terminal.left_as_found()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_board_after_a_signal(number: signal.Signals) -> None:
+    with Terminal([sys.executable, "-c", BOARD], PYTHONPATH=str(ROOT)) as terminal:
+        terminal.see("downloading the version")
         os.kill(terminal.child.pid, number)
         assert terminal.ended() == 0
         assert terminal.left_as_found()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,18 @@ from volunteer.control.event_sentences import words
 
 if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
+
+
+def handle_end_signals(end: Callable[[], None], interrupt: Callable[[], None]) -> None:
+    """Call `interrupt` at SIGINT and `end` at other signals that end a program, which would leave
+    the terminal without echo.
+    """
+    loop = asyncio.get_running_loop()
+    for name, handler in (("SIGTERM", end), ("SIGHUP", end), ("SIGINT", interrupt)):
+        try:
+            loop.add_signal_handler(getattr(signal, name), handler)
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError):
+            continue  # not on this system, or not in the main thread
 
 
 class AppExit:
@@ -29,13 +41,7 @@ class AppExit:
         """Let the first signal end the volunteer and then the program; a second signal ends the
         program without waiting for the volunteer.
         """
-        loop = asyncio.get_running_loop()
-        for name in ("SIGTERM", "SIGHUP", "SIGINT"):
-            handler = self._on_interrupt if name == "SIGINT" else self._on_signal
-            try:
-                loop.add_signal_handler(getattr(signal, name), handler)
-            except (AttributeError, NotImplementedError, RuntimeError, ValueError):
-                continue  # not on this system, or not in the main thread
+        handle_end_signals(self._on_signal, self._on_interrupt)
 
     @contextmanager
     def terminal_lent(self) -> Iterator[None]:

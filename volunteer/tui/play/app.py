@@ -20,6 +20,7 @@ from shared.workloads.games import LEVELS, BoardAnalysis, MoveReply
 from volunteer.i18n.catalogue import _, translated
 from volunteer.tui import keys, themes
 from volunteer.tui.app import HEIGHTS, WIDTHS
+from volunteer.tui.app_exit import handle_end_signals
 from volunteer.tui.appearance import Look, apply_theme
 from volunteer.tui.play.game import ACTIONS, Game, fact_lines, state_line
 from volunteer.tui.terminal.ascii import AsciiFilter
@@ -130,6 +131,7 @@ class PlayApp(App[int]):
         yield GameKeys(id="keys")
 
     def on_mount(self) -> None:
+        handle_end_signals(self.action_leave, self.action_leave)
         self.call_after_refresh(self._draw)
         self._run(self._sit(self._version))
 
