@@ -115,6 +115,22 @@ def test_after_a_signal(number: signal.Signals) -> None:
         assert terminal.left_as_found()
 
 
+def test_a_program_that_has_the_terminal_is_stopped_and_continued() -> None:
+    with run("lent") as terminal:
+        terminal.see("Loss of the model")
+        terminal.press("")
+        os.kill(terminal.child.pid, signal.SIGUSR1)
+        terminal.see("chat of a model")
+        os.killpg(terminal.child.pid, signal.SIGTSTP)
+        terminal.stopped()
+        os.killpg(terminal.child.pid, signal.SIGCONT)
+        terminal.press("\r")  # the enter key, which ends a line only outside of the raw mode
+        terminal.see("Loss of the model")
+        terminal.press("q")
+        assert terminal.ended() == 0
+        assert terminal.left_as_found()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_board_after_a_signal(number: signal.Signals) -> None:
     with Terminal([sys.executable, "-c", BOARD], PYTHONPATH=str(ROOT)) as terminal:

@@ -98,6 +98,7 @@ def lasting_driver() -> type[Driver] | None:
         def stop_application_mode(self) -> None:
             if TITLED:
                 self.write(RESTORE_TITLE)
+            self._raw = None  # another program may have the terminal now
             super().stop_application_mode()
 
         def entitle(self, title: str) -> None:
