@@ -53,8 +53,8 @@ class SampleDropout(nn.Module):
 
     def __init__(self, p: float, keys: SampleKeys, place: int) -> None:
         super().__init__()
-        self._cut = round(p * LANE_RANGE)
-        self._scale = LANE_RANGE / max(1, LANE_RANGE - self._cut)
+        self._cut = min(round(p * LANE_RANGE), LANE_RANGE - 1)  # a bound that a lane can hold
+        self._scale = LANE_RANGE / (LANE_RANGE - self._cut)
         self._keys = keys
         self._place = (place * 0x9E3779B97F4A7C15 & WORD_MASK) - (1 << 63)
         self._counter = torch.zeros(0, dtype=torch.int64)
