@@ -22,6 +22,7 @@ PROMPTS_MAX = 64  # prompts of one request
 TOOLS_MAX = 64  # functions of one request
 BIASED_MAX = 1024  # tokens of one `logit_bias`
 IMAGES_MAX = 16  # images of one request
+SENT_TOKENS_MAX = 4096  # tokens that a machine sends at a time
 DEFAULT_TOKENS = 128  # most tokens of an answer whose request names no maximum
 
 KeyState = Literal["active", "revoked", "expired"]
@@ -126,7 +127,7 @@ class AnswerTokens(Message):
     """Next tokens of an answer, from place `start` on; `finish` ends the answer."""
 
     start: Number
-    tokens: Annotated[tuple[Number, ...], Meta(max_length=4096)] = ()
+    tokens: Annotated[tuple[Number, ...], Meta(max_length=SENT_TOKENS_MAX)] = ()
     finish: Literal["", "stop", "length", "failed"] = ""
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import Forbidden, InvalidFrame, NotFound, VolunteerError
 from shared.protocol import endpoints
-from shared.protocol.inference import AnswerOffer, AnswerTask, AnswerTokens
+from shared.protocol.inference import SENT_TOKENS_MAX, AnswerOffer, AnswerTask, AnswerTokens
 from shared.protocol.limits import LONG_POLL_S_MAX
 from shared.protocol.versions import BlobRef, VersionManifest
 from shared.sentences import Sentence
@@ -152,20 +152,20 @@ class Answering:
         working = asyncio.wrap_future(device.trainer.interject(generate))
         sent = 0
         try:
-            while not working.done() and go_on:
+            ended = False
+            while go_on and not ended:
                 await asyncio.wait((working,), timeout=GATHER_S)
                 if self.pauses.paused(device.id):
                     raise InvalidFrame(
                         Sentence("this machine was paused in the middle of an answer")
                     )
-                if not working.done() and len(tokens) > sent:
-                    part = AnswerTokens(start=sent, tokens=tuple(tokens[sent:]))
+                batch = tuple(tokens[sent : sent + SENT_TOKENS_MAX])
+                ended = working.done() and sent + len(batch) == len(tokens)
+                finish = (working.result() or "failed") if ended else ""
+                if batch or ended:
+                    part = AnswerTokens(start=sent, tokens=batch, finish=finish)
                     go_on = await self.place.remote.api.answer_tokens(task.id, part)
-                    sent += len(part.tokens)
-            if go_on:
-                finish = working.result() or "failed"
-                part = AnswerTokens(start=sent, tokens=tuple(tokens[sent:]), finish=finish)
-                await self.place.remote.api.answer_tokens(task.id, part)
+                    sent += len(batch)
         finally:
             go_on = False
             working.add_done_callback(_take_exception)

@@ -149,6 +149,21 @@ async def test_a_volunteer_answers_as_the_organiser_would_and_is_paid(
         await made.sound()
 
 
+async def test_tokens_that_gathered_during_a_slow_call_are_sent_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator refuses a message with more tokens than `SENT_TOKENS_MAX`."""
+    monkeypatch.setattr("volunteer.agent.answering.GATHER_S", 60.0)  # until the answer is whole
+    monkeypatch.setattr("volunteer.agent.answering.SENT_TOKENS_MAX", 5)
+    async with house(tmp_path) as made:
+        own = await ask(made)
+        async with machine(tmp_path, made, "Cid"):
+            said = await ask(made)
+            assert said.choices[0].text == own.choices[0].text
+            await checked(made)
+            assert await answers_paid(made, "Cid")
+
+
 async def test_who_asks_may_keep_a_prompt_off_the_machines_of_others(tmp_path: Path) -> None:
     async with house(tmp_path) as made, machine(tmp_path, made, "Cid") as cid:
         before = len([path for path in cid.network.seen if "/tokens" in path])
