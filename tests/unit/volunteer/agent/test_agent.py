@@ -17,6 +17,7 @@ import pytest
 from msgspec.structs import replace
 from typing_extensions import override
 
+from coordinator.database import datasets
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.errors import BadRequest, Unreachable
@@ -498,6 +499,24 @@ class Crowded(GptWorkload):
         if self.calls == 4:  # the first task asks three times
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return super().files(config)
+
+
+async def test_no_file_of_a_task_at_work_is_evicted_from_the_cache(tmp_path: Path) -> None:
+    async with (
+        local_machine(tmp_path, LONG) as machine,
+        machine.working(max_tasks=1) as process,
+    ):
+        await training(process)
+        assert process.engine._agent is not None
+        cache = process.engine._agent.store.cache
+        manifest = await machine.home.coordinator.db.read(
+            lambda conn: datasets.by_name(conn, "sums").manifest
+        )
+        names = {ref.sha256 for ref in (*manifest.chunks, *manifest.assets.values())}
+        cache.limit_bytes = 0
+        cache.trim()
+        present = {path.name for path in machine.directories.cache.rglob("*") if path.is_file()}
+        assert names - present == set()
 
 
 async def test_a_fault_of_this_machine_while_it_fetches_ahead_ends_nothing(tmp_path: Path) -> None:
