@@ -14,7 +14,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from coordinator.demo.runs import DemoRun, demo_run
 from shared.errors import InvalidRunFile, Unavailable
 from shared.files.deletions import delete_folder
 from shared.programs.installation import missing_extra_error
+from shared.text import counted
 from shared.workloads.base import missing_extra
 
 START_S = 60.0  # longest wait for a process to start, or for its command
@@ -41,6 +42,7 @@ MEASURE_S = 45.0  # longest wait for the last evaluation
 TICK_S = 0.5  # interval of reading the run's state
 VOLUNTEERS_MAX = 64  # each volunteer is a process with a model in its memory
 MINUTES_MAX = 7 * 24 * 60.0
+SETTINGS = ("COORDINATOR_", "VOLUNTEER_")  # begin the variables of settings
 DATABASE = "coordinator.sqlite3"  # file name in the data directory of a coordinator
 
 
@@ -66,7 +68,10 @@ def check(options: DemoOptions) -> None:
             f"--minutes must be between 0 and {MINUTES_MAX:,.0f}; "
             "0 is as long as suits the workload"
         )
-    if options.data_dir and (Path(options.data_dir) / DATABASE).exists():
+    folder = Path(options.data_dir)
+    if options.data_dir and (
+        (folder / DATABASE).exists() or (folder / "coordinator" / DATABASE).exists()
+    ):
         raise InvalidRunFile(
             f"{options.data_dir} is the data directory of a coordinator: --data-dir of a demo names"
             " a new folder"
@@ -104,7 +109,7 @@ async def _demo(
         with view.stage(f"starting the coordinator at {url}"):
             server = await processes.enter_async_context(_server(base, port, directory))
         view.note(f"watch it in a browser: {url}/runs/{run.name}")
-        with view.stage(f"{options.volunteers} volunteers are joining"):
+        with view.stage(f"joining: {counted(options.volunteers, 'volunteer')}"):
             volunteers = [
                 await processes.enter_async_context(_volunteer(directory, url, number, run))
                 for number in range(1, options.volunteers + 1)
@@ -167,12 +172,20 @@ def program(name: str) -> list[str]:
     return [sys.executable, "-c", f"from {module} import main; main()"]
 
 
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the demo's processes: without settings of a real coordinator or
+    volunteer, such as its database or a link to join by.
+    """
+    variables = {name: value for name, value in environ.items() if not name.startswith(SETTINGS)}
+    return {"OMP_NUM_THREADS": "1", **variables}
+
+
 @contextlib.asynccontextmanager
 async def _process(
     command: Sequence[str], log: Path, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Start a child process that ends with this one; its output goes to `log` and to `.err`."""
-    env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **environment}
+    env = {**child_environment(os.environ), **environment}
     with log.open("wb") as out, log.with_suffix(".err").open("wb") as err:
         child = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err, env=env

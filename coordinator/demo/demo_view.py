@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shared.programs.progress_line import ProgressLine
-from shared.text import measure_word, measured, printable, size, sparkline
+from shared.text import counted, measure_word, measured, printable, size, sparkline
 from shared.workloads.data.image_files import read_png
 from shared.workloads.data.resize import braille, corner
 from shared.workloads.declaration import MEASURES
@@ -77,7 +77,7 @@ def status(elapsed_s: float, run: RunInfo, versions: Sequence[VersionInfo]) -> s
     loss = f"{measure_word(run.measure)} {' -> '.join(now) or 'not measured yet'}"
     return (
         f"  {elapsed_s:4.0f} s  version {run.version:3d}  {loss}  "
-        f"{run.workers} volunteers at work  "
+        f"{counted(run.workers, 'volunteer')} at work  "
         + (run.standstill.message if run.standstill else run.merging)
     )
 
@@ -89,7 +89,8 @@ def _quoted(text: str) -> list[str]:
 
 def summary(report: Report) -> list[str]:
     """Return the summary of a demo, as lines."""
-    lines = ["", f"  {report.run}: {report.versions} versions merged in {report.seconds:.0f} s", ""]
+    merged = f"{counted(report.versions, 'version')} merged in {report.seconds:.0f} s"
+    lines = ["", f"  {report.run}: {merged}", ""]
     if report.loss_first is not None and report.loss_last is not None:
         first, last = (measured(x, report.measure) for x in (report.loss_first, report.loss_last))
         lines.append(

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from coordinator.cli.serve import Demo
-from coordinator.demo.demo import DemoOptions, demo, program
+from coordinator.demo.demo import DemoOptions, child_environment, demo, program
 from coordinator.demo.demo_report import Report, traffic_of
 from coordinator.demo.demo_view import hints, summary, table
 from coordinator.demo.runs import DEMOS
@@ -153,6 +153,27 @@ def test_a_demo_leaves_the_data_directory_of_a_coordinator_alone(tmp_path: Path)
     with pytest.raises(InvalidRunFile, match="names a new folder"):
         demo(DemoOptions(data_dir=str(tmp_path)))
     assert [path.name for path in tmp_path.iterdir()] == ["coordinator.sqlite3"]
+
+
+def test_a_demo_leaves_the_folder_of_an_earlier_demo_alone(tmp_path: Path) -> None:
+    kept = tmp_path / "coordinator" / "coordinator.sqlite3"
+    kept.parent.mkdir()
+    kept.write_bytes(b"")
+    with pytest.raises(InvalidRunFile, match="names a new folder"):
+        demo(DemoOptions(data_dir=str(tmp_path)))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [kept]
+
+
+def test_the_processes_of_a_demo_know_nothing_of_a_real_coordinator() -> None:
+    real = {
+        "COORDINATOR_DATABASE": "postgresql://production/db",
+        "COORDINATOR_HOST": "0.0.0.0",
+        "VOLUNTEER_JOIN": "https://train.example.org/join#key=y",
+        "VOLUNTEER_HOME": "/home/ann",
+    }
+    environment = child_environment(real | {"PATH": "/bin", "HF_ENDPOINT": "https://mirror"})
+    assert environment == {"OMP_NUM_THREADS": "1", "PATH": "/bin", "HF_ENDPOINT": "https://mirror"}
+    assert child_environment({"OMP_NUM_THREADS": "3"}) == {"OMP_NUM_THREADS": "3"}
 
 
 def test_a_missing_extra_is_told_before_anything_is_made(
