@@ -297,6 +297,11 @@ def test_a_second_start_shows_the_first_and_leaves_it_alone(tmp_path: Path) -> N
             second.see("keeps running in the background", "`volunteer stop` ends it")
             assert second.ended() == 0
             assert second.left_as_found()
+        options = ["--ascii", "--run", "a-run", "--threads", "1", "--paused"]
+        with Terminal([*VOLUNTEER, *options], **place) as third:
+            third.see("threads", "runs, paused has no effect")
+            third.press("q")
+            assert third.ended() == 0
         assert first.child.poll() is None
         first.press("\x11")
         assert first.ended() == 0

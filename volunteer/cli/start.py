@@ -22,6 +22,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
+
 from shared.clock import SystemClock
 from shared.errors import BadRequest, Configuration, Unreachable, VolunteerError
 from shared.files.deletions import delete_folder
@@ -42,6 +44,7 @@ from volunteer.files import exports, private_directory, set_aside
 from volunteer.i18n.catalogue import N_, LanguageChoice, _, choose, translated, use
 from volunteer.machine import priority
 from volunteer.settings import settings as config
+from volunteer.settings.display import Display
 from volunteer.settings.settings import Directories, Settings
 
 if TYPE_CHECKING:
@@ -368,10 +371,27 @@ async def _attach(options: StartOptions, profile: Profile, settings: Settings) -
         from volunteer.tui.app import VolunteerApp
 
         look = _look(settings, first=False)
+        if ignored := _ignored(options):
+            look = msgspec.structs.replace(look, notice=ignored)
         screen = VolunteerApp(control, look=look, visits=_visits(profile))
         code = await screen.run_async() or 0
         _last_words(screen.app_exit.farewell or with_profile(_(KEEPS_RUNNING), options.profile))
         return code
+
+
+def _ignored(options: StartOptions) -> str:
+    """Return a sentence on the options that a running volunteer does not take; "" without such
+    options.
+    """
+    names = [name for name in options.flags if name not in Display.__struct_fields__]
+    if options.paused:
+        names.append("paused")
+    if not names:
+        return ""
+    return _(
+        "this volunteer runs already: what the command line says about {settings} has no effect",
+        settings=", ".join(names),
+    )
 
 
 def _last_words(text: str) -> None:
