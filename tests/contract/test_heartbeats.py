@@ -152,6 +152,24 @@ async def test_paused_time_that_could_not_be_written_is_written_by_the_next_flus
         assert row.renew_by == house.clock.now() + RENEW_S
 
 
+async def test_what_a_machine_does_now_outlasts_a_flush_that_failed(
+    house: VirtualQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(transaction: object) -> None:
+        await house.queue.renewals.beat(house.a, HeartbeatRequest(paused=True))
+        raise Unavailable("the disk is full")
+
+    lease = await house.lease(house.a)
+    await house.beat(house.a, lease)
+    with monkeypatch.context() as patch:
+        patch.setattr(house.db, "write", full)
+        with pytest.raises(Unavailable):
+            await house.queue.renewals.flush()
+    await house.queue.renewals.flush()
+    query = select(workers_table.c.state).where(workers_table.c.id == house.a.worker_id)
+    assert await house.db.read(lambda conn: conn.execute(query).scalar_one()) == "paused"
+
+
 async def test_an_older_attempt_of_the_same_worker_may_not_submit(house: VirtualQueue) -> None:
     """A process that was thought dead wakes up after its successor claimed the task again."""
     first = await house.lease(house.a)

@@ -8,7 +8,15 @@ import sqlalchemy as sa
 
 from coordinator.database import runs
 from coordinator.database.tables.contributions import contributions as table
-from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
+from shared.protocol.heartbeat import HeartbeatReply
+from shared.protocol.leases import Lease
+from tests.support.local_coordinator import (
+    RUN,
+    LocalCoordinator,
+    Worker,
+    decode,
+    local_coordinator,
+)
 from tests.support.members import contribute
 
 STALE = RUN + "max_staleness = 5\n"
@@ -74,3 +82,32 @@ async def test_one_that_is_accepted_while_its_version_is_reverted_is_paid_instea
         assert await merge(home)
         assert await states(home) == {0: ["merged"] * 2, 1: ["superseded"], 2: ["merged"] * 2}
         assert await home.coordinator.ledger.check() == ()
+
+
+async def test_a_rollback_takes_back_the_leases_on_reverted_versions_alone(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        await home.start_run(STALE)
+        ann, ben, cid = [await home.join(name) for name in ("Ann", "Ben", "Cid")]
+        early = await cid.claim()
+        await cid.begin(early)  # from version 0
+        for seed, worker in enumerate((ann, ben)):
+            await contribute(worker, seed)
+        assert await merge(home)
+        late = await ann.claim()
+        assert (await ann.begin(late)).version == 1
+        await home.coordinator.runs.rollback("tiny", 0)
+
+        async def order(worker: Worker, lease: Lease) -> str:
+            beat = {"tasks": [{"task": lease.task, "attempt": lease.attempt}]}
+            reply = decode(await worker.post("/workers/heartbeat", beat), HeartbeatReply)
+            return reply.orders[0].order
+
+        for worker, lease in ((ann, late), (cid, early)):
+            await order(worker, lease)
+        await home.coordinator.renewals.flush()
+        assert (await order(ann, late), await order(cid, early)) == ("gone", "continue")
+        again = await ben.claim()
+        assert (again.task, again.attempt) == (late.task, late.attempt + 2)
+        assert (await ben.begin(again)).version == 2

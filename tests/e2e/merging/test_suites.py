@@ -91,9 +91,11 @@ async def test_versions_are_measured_before_and_after(
     async with local_coordinator(tmp_path / "home") as home:
         await add_suites(home, tmp_path)
         await home.start_run(text + SUITES.format(every=2))
+        queries = home.coordinator.runs.queries
+        assert await home.coordinator.evaluation.evaluate_next()
+        assert (await queries.info("tiny")).loss is not None  # before any suite
         while await home.coordinator.evaluation.evaluate_next():
             pass
-        queries = home.coordinator.runs.queries
         info = await queries.info("tiny")
         assert [each.name for each in info.suites] == ["sums-choice", "sums-exact"]
         assert all(s.first is not None and s.newest is None for s in info.suites)
