@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from shared.protocol import endpoints
+from shared.protocol.listings import LossPoint
 from shared.protocol.versions import VersionInfo
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, opened, screen_text
@@ -155,14 +156,18 @@ async def test_attaching_asks_for_the_versions_before(engine: FakeEngine) -> Non
         )
         for number in range(4)
     )
-    engine.answers[endpoints.VERSIONS] = rows
+    engine.answers[endpoints.VERSIONS] = rows  # the first page of a long history
+    engine.answers[endpoints.LOSS] = tuple(
+        LossPoint(version=number, loss=5.0 - number / 10, at=scenes.NOW) for number in (2, 10, 20)
+    )
     for event in scenes.started():
         engine.hub.emit(event)
     engine.control.remote = True
-    async with opened(engine) as (app, _):
+    async with opened(engine) as (app, pilot):
         await app.workers.wait_for_complete()
-        model = app.view.models["stdlib-gpt"]
-        assert [loss for _, loss in model.points[:4]] == [9.0, 8.0, 7.0, 6.0]
+        await pilot.pause()
+        model = app.latest.models["stdlib-gpt"]
+        assert [loss for _, loss in model.points[:6]] == [9.0, 8.0, 7.0, 6.0, 4.0, 3.0]
         assert 2 in model.mine
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from shared.protocol.accounts import RunInfo
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import RunBeat
+from shared.protocol.listings import LossPoint
 from shared.protocol.versions import VersionInfo
 from volunteer.control import events
 from volunteer.control.events import AnyEvent
@@ -160,6 +162,16 @@ def reduce(view: AgentView, event: AnyEvent, status: Status) -> AgentView:
 def add_past_loss(view: AgentView, event: events.LossMeasured) -> AgentView:
     """Return the view with a loss measured before the program started; it is not logged."""
     return _apply(view, event)
+
+
+def add_past_losses(view: AgentView, run: str, losses: Sequence[LossPoint]) -> AgentView:
+    """Return the view with losses of a run that were measured before the program started."""
+    model = _model(view, run)
+    past_losses = {float(point.version): point.loss for point in losses}
+    points = tuple(sorted((past_losses | dict(model.points)).items()))
+    while len(points) > POINTS_MAX:
+        points = thin(points)
+    return _with_model(view, replace(model, points=points))
 
 
 def _log(view: AgentView, event: AnyEvent) -> AgentView:

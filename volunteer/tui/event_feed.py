@@ -14,7 +14,13 @@ from volunteer.control import events
 from volunteer.control.control import Control
 from volunteer.control.status import fold
 from volunteer.i18n.catalogue import _
-from volunteer.tui.agent_view import add_past_loss, initial_view, loss_event, reduce
+from volunteer.tui.agent_view import (
+    add_past_loss,
+    add_past_losses,
+    initial_view,
+    loss_event,
+    reduce,
+)
 
 # Events that a person waits for.
 URGENT = (
@@ -72,14 +78,21 @@ class EventFeed:
             task.add_done_callback(self._history_tasks.discard)
 
     async def _add_history(self, run: str) -> None:
-        """Add the losses of the versions before the start; without a reply the curve lacks them."""
+        """Add the losses of the versions before the start; without a reply the curve lacks them.
+
+        A reply has the oldest versions with their samples; of a longer history the losses follow.
+        """
         try:
             versions = await self.control.query(endpoints.VERSIONS, run=run)
+            for row in versions:
+                if row.loss is not None:
+                    self.view = add_past_loss(self.view, loss_event(run, row))
+            info = self.view.info(run)
+            if versions and info is not None and info.version > versions[-1].version:
+                losses = await self.control.query(endpoints.LOSS, run=run)
+                self.view = add_past_losses(self.view, run, losses)
         except VolunteerError:
             return
-        for row in versions:
-            if row.loss is not None:
-                self.view = add_past_loss(self.view, loss_event(run, row))
 
     async def _follow(self) -> None:
         with self.control.subscribe() as stream:
