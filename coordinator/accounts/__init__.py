@@ -1,1 +1,1 @@
-"""Volunteers: registration, authentication, invites, the leaderboard and their ledger."""
+"""Volunteers: registration, bearer tokens, invites, the leaderboard and their ledger."""

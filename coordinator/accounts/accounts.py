@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from coordinator.accounts import authentication, registration, suspension
-from coordinator.accounts.authentication import Principal, Tokens
+from coordinator.accounts import bearer_tokens, registration, suspension
+from coordinator.accounts.bearer_tokens import Principal, Tokens
 from coordinator.accounts.invites import Invites, NewCode
 from coordinator.accounts.leaderboard import Leaderboard
+from coordinator.accounts.organiser_reversals import Reversals
 from coordinator.accounts.registration import Registration
 from coordinator.accounts.registration_challenges import Challenges
-from coordinator.accounts.reversals import Reversals
 from coordinator.batcher import Batcher
 from coordinator.database import invite_rows as code_rows
 from coordinator.database import recomputes, record, runs, standings, statistics, verdicts
@@ -521,7 +521,7 @@ class Volunteers:
 
         def stamped(conn: Connection) -> T:
             result = change(conn)
-            authentication.renew_stamp(conn)
+            bearer_tokens.renew_stamp(conn)
             return result
 
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.accounts.authentication import Principal
+from coordinator.accounts.bearer_tokens import Principal
 from coordinator.accounts.suspension import reason_of
 from coordinator.database import record, runs
 from coordinator.database import volunteers as store

@@ -9,7 +9,7 @@ import msgspec
 from coordinator.accounts.accounts import VolunteerDetails
 from coordinator.accounts.api_keys import GrantResult
 from coordinator.accounts.invites import InviteInfo, NewCode
-from coordinator.accounts.reversals import Reversal
+from coordinator.accounts.organiser_reversals import Reversal
 from coordinator.admin.command import (
     CommandRequest,
     EmptyRequest,

@@ -24,7 +24,7 @@ from shared.text import MICRO, credit, exact_credit
 from shared.units import DAY_S
 
 if TYPE_CHECKING:
-    from coordinator.accounts.reversals import Reversal
+    from coordinator.accounts.organiser_reversals import Reversal
     from coordinator.admin.people_commands import ActionDone, BanDone, InviteLink
     from coordinator.database.statistics import VolunteerSummary
 

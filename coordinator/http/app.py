@@ -15,7 +15,7 @@ import structlog
 from coordinator.http.routes.endpoint_app import client_key, error_reply, respond
 from coordinator.request_body import ClientGone, Receive, Scope, Send, header
 from coordinator.services import Coordinator, opened
-from coordinator.v1.wire import FOR_PAGES
+from coordinator.v1.requests import FOR_PAGES
 from shared.errors import (
     LOCAL,
     BadRequest,

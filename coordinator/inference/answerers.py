@@ -29,7 +29,7 @@ from shared.protocol.inference import (
 from shared.protocol.limits import LONG_POLL_S_MAX
 
 if TYPE_CHECKING:
-    from coordinator.accounts.authentication import Principal
+    from coordinator.accounts.bearer_tokens import Principal
     from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 

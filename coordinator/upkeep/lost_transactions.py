@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from coordinator.accounts import authentication
+from coordinator.accounts import bearer_tokens
 from coordinator.accounts.server_identity import restored_at
 from coordinator.database import key_values, versions
 from coordinator.database.ledger import record_tree
@@ -106,4 +106,4 @@ def _signature(conn: Connection, run_id: int, version: int, head: versions.HeadR
 
 def _note(conn: Connection, lost: str) -> None:
     key_values.put(conn, key_values.LOST, lost)
-    authentication.renew_stamp(conn)  # processes drop their cached accounts, which may be lost
+    bearer_tokens.renew_stamp(conn)  # processes drop their cached accounts, which may be lost

@@ -16,8 +16,9 @@ from coordinator.inference.answers import NO_KEY, AnswerStream, Servable, TextPr
 from coordinator.inference.inference_engine import AnswerPiece
 from coordinator.request_body import ClientGone, Receive, Scope, Send
 from coordinator.v1.replies import ReplyForm, chat_text_prompt, completion_text_prompt
+from coordinator.v1.reply_sender import ReplySender
+from coordinator.v1.requests import read_request, refusal
 from coordinator.v1.tool_answers import call_readers
-from coordinator.v1.wire import ReplySender, read_request, refusal
 from shared.errors import (
     LOCAL,
     Internal,

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 from sqlalchemy import text
 
-from coordinator.accounts.authentication import Principal
+from coordinator.accounts.bearer_tokens import Principal
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import answer_pay, payments

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, func, insert, select, update
 
-from coordinator.accounts.authentication import Principal
+from coordinator.accounts.bearer_tokens import Principal
 from coordinator.database import record, runs
 from coordinator.database.engine.open_database import Database
 from coordinator.database.monitoring import census, overview_rows, replicas

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.util import await_only
 
-from coordinator.accounts import reversals as reversals_module
-from coordinator.accounts.reversals import Reversals
+from coordinator.accounts import organiser_reversals as reversals_module
+from coordinator.accounts.organiser_reversals import Reversals
 from coordinator.accounts.suspension import suspend
 from coordinator.database import contributions, record, volunteers
 from coordinator.database.engine.open_database import Database

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select, text, update
 
 from coordinator.accounts.accounts import ORDERS_A_MINUTE, Volunteers
 from coordinator.accounts.api_keys import ApiKeys
-from coordinator.accounts.authentication import AGAIN_S, CACHE_S
+from coordinator.accounts.bearer_tokens import AGAIN_S, CACHE_S
 from coordinator.accounts.ledger import Ledger
 from coordinator.config import Settings
 from coordinator.database import contributions, recomputes, record

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from coordinator.inference.builtin_engine import BuiltinEngine, ProcessLimits
-from coordinator.v1 import wire
+from coordinator.v1 import reply_sender
 from shared.clock import SystemClock
 from tests.support.answering import Answering, answering
 from tests.support.counting_engine import CountingEngine
@@ -93,7 +93,7 @@ async def test_two_hundred_streams_of_the_built_in_engine_with_disconnects(
 async def test_a_client_that_hardly_reads_is_dropped_and_pays_for_what_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: int
 ) -> None:
-    monkeypatch.setattr(wire.ReplySender.__init__, "__defaults__", (0.2,))
+    monkeypatch.setattr(reply_sender.ReplySender.__init__, "__defaults__", (0.2,))
     engine = CountingEngine(context=1 << 20)
     async with answering(tmp_path, RUN + TIERS, engine) as house:
         with socket.socket() as slow:

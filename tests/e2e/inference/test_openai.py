@@ -15,7 +15,7 @@ import pytest
 
 from coordinator.http.app import create_app
 from coordinator.inference.inference_engine import PreparedPrompt
-from coordinator.v1 import wire
+from coordinator.v1 import reply_sender
 from shared.errors import Unavailable
 from shared.protocol.inference import UsageRow
 from shared.workloads.data.image_dataset import build_images
@@ -467,7 +467,7 @@ async def test_a_page_reads_refusals_from_outside_the_handlers_too(tmp_path: Pat
 async def test_a_stream_that_waits_is_bridged_by_comments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "COMMENT_S", 0.01)
+    monkeypatch.setattr(reply_sender, "COMMENT_S", 0.01)
     engine = CountingEngine()
     engine.gate = asyncio.Semaphore(0)
     async with answering(tmp_path, engine=engine) as house:

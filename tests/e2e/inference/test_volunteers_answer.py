@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from coordinator.accounts.authentication import Principal
+from coordinator.accounts.bearer_tokens import Principal
 from coordinator.database import volunteers as store
 from coordinator.database.ledger import gifts, payments
 from coordinator.inference import answerers

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import Connection, Delete, delete
 
-from coordinator.accounts.authentication import Principal
+from coordinator.accounts.bearer_tokens import Principal
 from coordinator.config import Settings
 from coordinator.database import datasets, upload_rows
 from coordinator.database.engine.open_database import Database, Runner

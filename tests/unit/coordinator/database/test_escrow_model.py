@@ -22,7 +22,7 @@ from sqlalchemy import Connection, update
 from typing_extensions import override
 
 from coordinator.accounts.ledger import Ledger
-from coordinator.accounts.reversals import Reversals
+from coordinator.accounts.organiser_reversals import Reversals
 from coordinator.accounts.suspension import suspend, unsuspend
 from coordinator.checking import draw_effects
 from coordinator.database import contributions, recomputes, volunteers

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.accounts.authentication import Principal
+from coordinator.accounts.bearer_tokens import Principal
 from coordinator.database.inference.request_rows import shares
 from coordinator.inference import answerers
 from coordinator.inference.answerers import AnswerPart, SilentMachine, WaitingMachine
