@@ -125,6 +125,25 @@ async def test_a_run_in_shards_has_the_heads_of_a_whole_one_and_its_log_makes_th
         assert await sound(home)
 
 
+@pytest.mark.parametrize(
+    ("text", "state_files"),
+    [(WHOLE, 0), (SHARDED, 3 + 3), (SHARDED.replace('"diloco"', '"fedavg"'), 0)],
+    ids=["whole", "shards", "without state"],
+)
+async def test_the_state_of_an_optimiser_goes_from_version_to_version(
+    tmp_path: Path, text: str, state_files: int
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(text)
+        crew = await joined(home)
+        for version in (1, 2):
+            await round_of(crew, version)
+            assert await home.coordinator.merger.merge_if_due(1)
+        assert await counted(home, state_parts_table) == state_files
+        assert await remade(home, 0) == (2, None)
+        assert await sound(home)
+
+
 async def test_a_rollback_goes_on_from_the_state_in_shards_and_so_does_another_number_of_them(
     tmp_path: Path,
 ) -> None:
