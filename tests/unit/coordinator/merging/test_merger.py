@@ -537,6 +537,25 @@ async def test_a_part_that_another_process_took_over_leaves_no_file_of_the_first
         assert await sound(home)
 
 
+async def test_a_part_whose_process_died_goes_to_another_once_its_lease_ends(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(RUN.replace("[plan]", "[plan]\nshards = 2"))
+        await team(home)
+        merger = home.coordinator.merger
+        assert await home.coordinator.db.write(lambda conn: merger._lease(conn, 1)) is not None
+        taken = [await merger._parts._take() for _ in range(3)]
+        assert [part.shard if part else None for part in taken] == [0, 1, None]
+        lease_s = home.coordinator.settings.constants.job_lease_s
+        await home.clock.advance(lease_s - 1.0)
+        assert await merger._parts._take() is None
+        await home.clock.advance(2.0)
+        again = await merger._parts._take()
+        assert again is not None
+        assert (again.shard, again.attempt) == (0, 2)
+
+
 async def test_a_file_of_a_part_that_cannot_be_deleted_is_swept_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
