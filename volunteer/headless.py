@@ -16,6 +16,7 @@ from shared.text import ascii_json, duration, printable
 from volunteer.control import commands, events
 from volunteer.control.control import Control
 from volunteer.control.event_sentences import (
+    START,
     YOU,
     announcement_words,
     credits_words,
@@ -164,11 +165,9 @@ def pause_line(pause: PauseStatus) -> str:
     sentence = words(
         events.Paused(device=pause.device, by=pause.by, message=pause.message, until=pause.until)
     )
-    return (
-        _("{pause}; continue with `volunteer resume`", pause=sentence)
-        if pause.by == YOU
-        else str(sentence)
-    )
+    if pause.by != YOU or pause.message == START:  # the latter names the command itself
+        return str(sentence)
+    return _("{pause}; continue with `volunteer resume`", pause=sentence)
 
 
 def task_line(task: TaskStatus) -> str:

@@ -19,10 +19,10 @@ from shared.protocol.heartbeat import RunBeat
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine
 from volunteer.control import commands, events
-from volunteer.control.event_sentences import words
+from volunteer.control.event_sentences import START, words
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import PauseStatus, Status, TaskStatus, fold
-from volunteer.headless import Headless, status_lines
+from volunteer.headless import Headless, pause_line, status_lines
 from volunteer.i18n.catalogue import LanguageChoice, choose, use
 
 NOW = 1_700_000_000.0
@@ -299,6 +299,11 @@ def test_the_status_says_where_each_task_stands_and_how_a_pause_of_yours_ends() 
     assert "paused by you; continue with `volunteer resume`" in text
     assert "task 2 of r on cpu: step 40 of 50, loss 5.620" in text
     assert "task 3 of r on cpu: download" in text
+
+
+def test_the_pause_before_the_first_start_names_its_command_once() -> None:
+    pause = PauseStatus(device="", by="you", message=START, until="you start")
+    assert pause_line(pause) == "paused: `volunteer resume` starts it"
 
 
 @pytest.mark.parametrize("event", STORY)
