@@ -378,6 +378,9 @@ def _check(settings: Settings) -> None:
         )
 
 
+PLACES = ("data_dir", "database", "blobs")  # settings that name what a command acts on
+
+
 def load(
     flags: Mapping[str, object] | None = None,
     *,
@@ -406,6 +409,10 @@ def setting_rows(flags: Mapping[str, object], config: Path | None) -> tuple[Sett
 def _sourced(
     flags: Mapping[str, object], environ: Mapping[str, str], config: Path | None
 ) -> tuple[Settings, dict[str, str]]:
+    for name in PLACES:
+        if flags.get(name) == "":  # an unset variable of a script must not name the default place
+            option = name.replace("_", "-")
+            raise BadRequest(f"--{option} is empty: name a place, or leave the option out")
     path = config or (Path(named) if (named := environ.get(f"{PREFIX}CONFIG")) else None)
     if path is None and default_config_file().is_file():
         path = default_config_file()

@@ -214,6 +214,8 @@ def test_options_that_name_two_coordinators_or_none_are_refused(
         2,
         "coordinator: --server is empty: name a running server, or leave it out\n",
     )
+    unset = run("run", "list", "--data-dir", "")
+    assert (unset.code, "--data-dir is empty: name a place" in unset.err) == (2, True)
     alone = run("run", "list", *data, *token)
     assert (alone.code, "--token-file is for --server" in alone.err) == (2, True)
     monkeypatch.setenv("COORDINATOR_SERVER", "http://127.0.0.1:9")
