@@ -250,6 +250,29 @@ async def test_a_long_history_is_read_in_pages(engine: FakeEngine) -> None:
     assert not queries(engine, endpoints.LOSS)
 
 
+async def test_thousands_of_samples_are_walked_through(engine: FakeEngine) -> None:
+    telling(engine, [version(n, f"s{n}") for n in range(4000)])
+    history = SampleHistory("r")
+    await history.begin(engine.control, 3999)
+    at: int | None = 3999
+    for place in range(3989, 900, -10):
+        assert at is not None
+        at = await history.step(engine.control, at, -10)
+        assert at == place
+    assert len(history.rows) <= 2000
+    assert (history.first(), history.last()) == (0, 3999)
+    assert await history.step(engine.control, 0, 10) == 10
+
+
+async def test_the_shown_version_stays_while_a_newer_one_is_looked_for(engine: FakeEngine) -> None:
+    rows = [version(n, f"s{n}" if n < 50 else "") for n in range(3000)]
+    telling(engine, rows)
+    history = SampleHistory("r")
+    await history.begin(engine.control, 2999)
+    assert await history.step(engine.control, 49, 1) is None
+    assert 49 in history.rows  # which the screen goes on showing
+
+
 @given(st.text(max_size=300), st.integers(1, 60))
 def test_a_text_of_others_never_leaves_its_rows(text: str, cells: int) -> None:
     for row in text_rows(text, cells):

@@ -33,13 +33,13 @@ class SampleHistory:
         VolunteerError.
         """
         if self._first is None:
-            await self._load(control, -1)
+            await self._load(control, -1, 0)
             self._first = min((n for n, row in self.rows.items() if row.sample), default=None)
         newest = max(head, self.head)
         if newest > 0:
             # versions not evaluated yet are queried again
-            await self._load(control, max(-1, min(newest, self.last() or 0) - 1))
-            await self._load(control, newest - PAGE)
+            await self._load(control, max(-1, min(newest, self.last() or 0) - 1), newest)
+            await self._load(control, newest - PAGE, newest)
         self.head = max(self.rows, default=-1)
 
     async def step(self, control: Control, at: int, by: int) -> int | None:
@@ -56,7 +56,8 @@ class SampleHistory:
                 pages += 1
                 if pages > PAGES_MAX:
                     return None
-                await self._load(control, target - 1 if direction > 0 else max(-1, target - PAGE))
+                after = target - 1 if direction > 0 else max(-1, target - PAGE)
+                await self._load(control, after, target, at)
                 if target not in self.rows:  # dropped meanwhile
                     target += direction
                 continue
@@ -65,12 +66,17 @@ class SampleHistory:
             target += direction
         return None
 
-    async def _load(self, control: Control, after: int) -> None:
+    async def _load(self, control: Control, after: int, *needed: int) -> None:
+        """Load a page of versions. If there are too many, drop the versions far from `needed`, but
+        never the first version with a sample, or the newest page.
+        """
         cursor = "" if after < 0 else after
         for row in await control.query(endpoints.VERSIONS, run=self.run, cursor=cursor):
             self.rows[row.version] = row
-        while len(self.rows) > ROWS_MAX:
-            middle = sorted(self.rows)[1:-1]
-            for version in middle[: len(self.rows) - ROWS_MAX]:
-                if version != self._first:
-                    self.rows.pop(version)
+        excess = len(self.rows) - ROWS_MAX
+        if excess > 0:
+            kept_rows = {self._first, *sorted(self.rows)[-PAGE:], *needed}
+            droppable = [version for version in self.rows if version not in kept_rows]
+            droppable.sort(key=lambda version: -abs(version - needed[0]))
+            for version in droppable[:excess]:
+                self.rows.pop(version)
