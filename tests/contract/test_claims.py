@@ -146,6 +146,28 @@ async def test_an_empty_queue_says_why(house: VirtualQueue) -> None:
         assert await house.idle(house.b) == anywhere
 
 
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nowhere", '"nowhere" does not exist here'),
+        ("early", '"early" has not started yet'),
+        ("late", '"late" has ended'),
+        ("resting", '"resting" does not go on: '),
+    ],
+)
+async def test_who_chose_a_run_hears_what_it_is_about_that_run(
+    house: VirtualQueue, name: str, sentence: str
+) -> None:
+    def others(conn: Connection) -> None:
+        for run, state in (("early", "draft"), ("late", "completed"), ("resting", "paused")):
+            add_run(conn, run, state=state)
+
+    await house.write(others)
+    idle = (await claim(house.queue, house.a, runs=(name,))).idle
+    assert idle is not None
+    assert idle.message.startswith(sentence)
+
+
 async def test_a_waiting_claim_gets_what_comes_back(house: VirtualQueue) -> None:
     leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
     waiting = asyncio.ensure_future(house.lease(house.b, wait_s=30.0))

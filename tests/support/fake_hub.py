@@ -111,6 +111,7 @@ class FakeHub(ThreadingHTTPServer):
         self.models: dict[str, Repository] = {}
         self.heard = ""  # as the token of the last request
         self.fetched: list[str] = []  # paths of files whose bytes were asked for
+        self.parts: list[str | None] = []  # ranges of large files that were asked for
 
     @property
     def url(self) -> str:
@@ -173,6 +174,7 @@ class FakeHub(ThreadingHTTPServer):
         if file in model.damaged:
             data = data[:-1] + bytes([data[-1] ^ 1])
         self.fetched.append(file)
+        self.parts.append(part)
         if part is None:
             return Answer(200, {"Accept-Ranges": "bytes"}, data)
         first = int(part.removeprefix("bytes=").partition("-")[0])

@@ -115,7 +115,9 @@ async def test_versions_are_measured_before_and_after(
         files = [tmp_path / f"{name}.jsonl" for name in ("sums-choice", "sums-exact")]
         assert manifest.suites == {path.stem: sha256(path) for path in files}
         await home.coordinator.runs.stop("tiny")  # its last version is measured too
+        watch = home.coordinator.signals.watch("run:1")
         assert await home.coordinator.evaluation.evaluate_next()
+        assert await watch.wait(0)  # whoever looks at the run sees its scores
         assert not await home.coordinator.evaluation.evaluate_next()
         last = [each.newest for each in (await queries.info("tiny")).suites]
         assert [each.version for each in last if each] == [3, 3]

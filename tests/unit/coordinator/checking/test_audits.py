@@ -51,7 +51,9 @@ async def audited(home: LocalCoordinator) -> tuple[int, Worker, Lease]:
 
     await home.coordinator.db.write(trusted)
     await home.clock.advance(rules.OFFERED_AFTER_S + 1)
+    watch = home.coordinator.signals.watch("queue")
     assert await home.coordinator.audits.open() == 1
+    assert await watch.wait(0)  # who waits for work
     lease = await claimed(bob)
     assert lease.audit is not None
     return verdict.contribution, bob, lease

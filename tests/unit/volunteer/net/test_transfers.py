@@ -10,8 +10,8 @@ import os
 import random
 import sys
 import threading
-from collections.abc import AsyncIterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import httpx
@@ -29,7 +29,7 @@ from tests.support.fake_hub import Repository, fake_hub
 from tests.support.small_disk import full_beyond
 from tests.support.virtual_clock import VirtualClock
 from volunteer.net.api import Api
-from volunteer.net.client import Client
+from volunteer.net.client import Client, StreamedReply
 from volunteer.net.tls import Address
 from volunteer.net.transfers import Transfers
 from volunteer.storage.blob_cache import Cache, Partial
@@ -359,6 +359,54 @@ async def test_what_is_public_comes_from_the_hub_and_else_from_the_coordinator(
         assert bool(store.ranges) == bool(trouble)  # the coordinator was asked
         assert (await moving.fetch(ref, lambda _: None, path)) == found
         assert hub.fetched.count(name) == (trouble in ("", "damaged"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])  # the hub cuts the first
+@pytest.mark.parametrize("begun", [0, 3000, 9000])
+async def test_a_download_that_broke_off_goes_on_from_the_hub(
+    tmp_path: Path, begun: int, name: str
+) -> None:
+    store = Store(os.urandom(9000))
+    ref = BlobRef(sha256=hashlib.sha256(store.blob).hexdigest(), size=len(store.blob))
+    with fake_hub() as hub:
+        commit = hub.models.setdefault("ann/tiny", Repository()).commit({name: store.blob})
+        client = Client(Address(url="http://127.0.0.1:1"), clock=VirtualClock(), transport=store)
+        cache = Cache(tmp_path, 1 << 30)
+        moving = Transfers(Api(client), cache, lambda: hub.url)
+        with closing(cache.partial(ref.sha256, ref.size)) as partial:
+            partial.write(store.blob[:begun])
+        path = f"ann/tiny/resolve/{commit}/{name}"
+        assert (await moving.fetch(ref, lambda done: None, path)).read_bytes() == store.blob
+        assert store.ranges == []  # the coordinator serves nothing
+        assert hub.fetched.count(name) == (begun < ref.size)
+        if name == "model.safetensors" and begun == 3000:
+            assert hub.parts == ["bytes=3000-"]
+
+
+async def test_a_mirror_that_sends_without_end_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[bytes] = []
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(1000):
+            read.append(b"x" * 1000)
+            yield read[-1]
+
+    @asynccontextmanager
+    async def get_elsewhere(url: str, headers: Mapping[str, str]) -> AsyncIterator[StreamedReply]:
+        yield StreamedReply(206, {}, endless())
+
+    monkeypatch.setattr("volunteer.net.transfers.DIRECT_BYTES", 1)
+    store = Store(os.urandom(2500))
+    moving, _ = transfers(store, tmp_path)
+    monkeypatch.setattr(moving._client, "get_elsewhere", get_elsewhere)
+    monkeypatch.setattr(moving._client, "may_go_to", lambda url: True)
+    moving.mirrors["https://mirror"] = 1.0
+    ref = BlobRef(sha256=hashlib.sha256(store.blob).hexdigest(), size=len(store.blob))
+    assert (await moving.fetch(ref, lambda done: None)).read_bytes() == store.blob
+    assert len(read) == 3  # one more than it was asked for
+    assert moving.mirrors == {"https://mirror": 0.0}
 
 
 async def test_another_server_is_asked_by_https_alone(tmp_path: Path) -> None:
