@@ -31,6 +31,7 @@ from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.machine import Net, SimulatedMachine, SimulatedWorld, Trace
 from coordinator.simulate.pretended_play import PretendedPlay
 from coordinator.simulate.scenario import Scenario
+from coordinator.storage.blobs import MissingBlob
 from shared.decoding import decode
 from shared.errors import InvalidRunFile
 from shared.proofs.signing import canonical, digest
@@ -89,7 +90,7 @@ class SimulationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """Hooks for a caller: real training, real data, a callback for every version."""
+    """Hooks for a caller: real training, real data, a callback for versions."""
 
     labour: Callable[[Definition, Path, LocalData | None, int], Labour] | None = None
     dataset: Dataset | None = None
@@ -286,13 +287,13 @@ class _Simulation:
         return ""
 
     async def _show(self) -> None:
-        """Report every new version to the caller."""
+        """Report the new versions whose weights are not deleted yet to the caller."""
         if self._hooks.on_version is None:
             return
         rows = await self._versions(self._seen)
         for row in rows:
             self._seen = row.version
-            with suppress(FileNotFoundError):
+            with suppress(MissingBlob):
                 self._hooks.on_version(
                     MergedHead(
                         row=row,

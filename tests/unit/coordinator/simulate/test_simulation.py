@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from coordinator.cli.main import app
+from coordinator.database import runs, versions
 from coordinator.rules import task_size
+from coordinator.services import Coordinator
 from coordinator.simulate import loop
 from coordinator.simulate.prediction import Prediction, predict, prediction_text
 from coordinator.simulate.scenario import example, from_table, parse
@@ -325,6 +327,34 @@ def test_outer_momentum_steps_by_less_towards_the_end_of_a_run(
     loop.run(simulate(from_table(table(run=run, hours=1.0)), Hooks(on_version=see)))
     steps = [float(np.linalg.norm(b - a)) for a, b in itertools.pairwise(found)]
     assert sum(steps[-2:]) < 0.6 * sum(steps[-10:-8])
+
+
+def test_a_version_whose_weights_are_deleted_already_is_not_reported() -> None:
+    reported: list[int] = []
+
+    async def delete_weights(coordinator: Coordinator, run: str) -> None:
+        row = await coordinator.db.read(lambda conn: runs.by_name(conn, run))
+
+        async def delete_first() -> None:
+            watch = coordinator.signals.watch("versions", f"run:{row.id}")
+            while True:  # the simulation reads each new version after this task
+                await watch.wait(600.0)
+                new = await coordinator.db.read(lambda conn: versions.listing(conn, row.id, 0, 1))
+                if new:
+                    await coordinator.blobs.delete(new[0][0].published_sha256, "let go")
+                    return
+
+        deletions.append(asyncio.create_task(delete_first()))
+
+    deletions: list[asyncio.Task[None]] = []
+    hooks = Hooks(
+        on_start=delete_weights, on_version=lambda head: reported.append(head.row.version)
+    )
+    run = RUN | {"stop": {"versions": 1}}
+    outcome = loop.run(simulate(from_table(table(run=run)), hooks))
+    assert deletions[0].done()
+    assert outcome.merged == 2
+    assert reported == []
 
 
 HOME = {"up_mbit": 20.0, "down_mbit": 50.0}
