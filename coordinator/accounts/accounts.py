@@ -389,8 +389,8 @@ class Volunteers:
         return await self._db.read(read)
 
     async def ban(self, who: str, reason: str = "") -> str:
-        """Ban an account, whose waiting updates are not merged; return its id. Credits stay.
-        Raises NotFound, Forbidden.
+        """Ban an account; return its id. Its updates that wait for a merge are paid and not merged;
+        its credits stay. Raises NotFound, Forbidden.
         """
         now = self._clock.now()
         return await self._shut_out(
@@ -480,7 +480,7 @@ class Volunteers:
 
     async def reissue(self, who: str) -> NewCode:
         """Revoke all secrets and keys of an account; return a one-day code for its owner. Raises
-        Banned for an account that is not active.
+        NotFound, Banned for an account that is not active.
         """
         now = self._clock.now()
         code, until = secret_codes.new_code(secret_codes.INVITE_CHARS), now + REISSUE_S

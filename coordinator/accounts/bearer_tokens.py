@@ -106,5 +106,5 @@ class Tokens:
 
 
 def renew_stamp(conn: Connection) -> None:
-    """Make all processes read the accounts again; called in each transaction that changes one."""
+    """Make all processes read the accounts again, after a change that each must notice at once."""
     key_values.put(conn, key_values.ACCOUNTS, secrets.token_hex(8))

@@ -72,7 +72,7 @@ def register(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registration:
     """Register a worker with an existing or a new account, or repeat its registration. Raises
-    InvalidCode, InvalidName, Forbidden, Banned, Conflict, TooManyRequests, Unauthorized, NotFound.
+    Unauthorized, Banned, NotFound, and the errors of `_admit`.
     """
     credentials = store.credentials(conn, request.worker_id)
     if credentials is None:
@@ -93,7 +93,8 @@ def _admit(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registration | None:
     """Register a new volunteer or machine; return None if another request has registered it. Raises
-    InvalidCode, Conflict, and the errors of `_linked`.
+    BadRequest for a malformed code, InvalidCode, InvalidName, Banned, Forbidden, Conflict,
+    TooManyRequests, and NotFound for an accepted run that does not exist.
     """
     code = None
     if request.code:
@@ -151,7 +152,9 @@ def _opened(
     admission: Admission,
     now: float,
 ) -> VolunteerRow | None:
-    """Insert an account, vouched for if invited or on a closed server; None if it exists."""
+    """Insert an account, vouched for if invited or on a closed server, and return it; None if it
+    exists. Raises InvalidName, TooManyRequests.
+    """
     invited = code is not None or not admission.open
     if store.by_id(conn, request.volunteer_id) is not None:
         return None

@@ -227,7 +227,7 @@ def take_for_checker(
 
 
 class DrawTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Terms of a draw, stored with its contribution."""
+    """Terms of the recompute of a draw, or of a refused update."""
 
     work: str
     flops: float
@@ -237,7 +237,7 @@ class DrawTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add(conn: sa.Connection, row: ContributionRow, order: DrawTerms) -> RecomputeRow:
-    """Store a draw, which waits from now on."""
+    """Add the recompute of a drawn contribution, or of a refused update, to the queue."""
     values = msgspec.structs.asdict(order) | {
         "contribution_id": row.id,
         "run_id": row.run_id,
@@ -364,7 +364,9 @@ _PROVEN_OWNERS = (
 
 
 def proven_owners(conn: sa.Connection, ids: Sequence[int]) -> list[str]:
-    """Return the accounts of contributions with a passed draw of the same or a later one."""
+    """Return the accounts of these contributions of which a draw of the same contribution, or of a
+    later contribution of the account, passed.
+    """
     return list(conn.execute(_PROVEN_OWNERS, {"ids": ids}).scalars()) if ids else []
 
 

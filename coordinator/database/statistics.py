@@ -87,7 +87,7 @@ class VolunteerSummary(msgspec.Struct, frozen=True, kw_only=True):
     debt_micro: int = 0
     work: WorkTotals = WorkTotals()
     standing: str = ""  # probation, vetted, suspended
-    proofs: int = 0  # passed draws since the last draw that did not pass
+    proofs: int = 0  # see `AccountTrust`
     reason: str = ""  # reason of a suspension
 
 

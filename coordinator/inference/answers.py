@@ -481,7 +481,9 @@ def _resolve(
         )
         raise UnknownModel(f'there is no model "{name[:80]}"{hint}')
     if run.head < 0:
-        raise UnknownModel(f'the run "{run.name}" has no version yet: its organiser starts it')
+        raise UnknownModel(
+            f'the run "{run.name}" has no version yet: it gets one when its organiser starts it'
+        )
     if asker.runs and run.name not in asker.runs:
         raise Forbidden(f'this key may not ask "{run.name}": {", ".join(asker.runs)} only')
     if why := refusal(definition(run).declaration.output, "generate", run.name):

@@ -1,4 +1,4 @@
-"""Templates, whose values are all escaped, with their filters; and static files."""
+"""Templates of the public pages and their filters, with every value escaped; static files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presets: named strategies, each with the keys of `Plan` that differ from the defaults.
+"""Presets: named strategies, each with some keys of `Plan`; the other keys keep their defaults.
 
 They are plain data, checked like a run file.
 """

@@ -207,7 +207,7 @@ def _train_step_s(pace: RunPace, flops: float) -> float:
 
 
 class TaskInWork(NamedTuple):
-    """Task of a pass that has begun."""
+    """Begun task of a pass."""
 
     worker_id: str
     device: str

@@ -367,7 +367,9 @@ class RunQueries:
         return await self._db.read(read)
 
     async def experience(self, name: str) -> ExperienceFigures | None:
-        """Return the figures of a run's experience; None for a run that makes no experience."""
+        """Return the figures of a run's experience; None for a run that makes no experience. Raises
+        NotFound.
+        """
 
         def read(conn: Connection) -> ExperienceFigures | None:
             run = runs.by_name(conn, name)

@@ -69,9 +69,8 @@ answerers = sa.Table(
     sa.Column("volunteer_id", sa.ForeignKey("volunteers.id"), primary_key=True),
     sa.Column("answers", sa.BigInteger, nullable=False),  # answers that were paid
     sa.Column("paid_micro", sa.BigInteger, nullable=False),  # pay of the answers, at stake or free
-    sa.Column(
-        "agreed", sa.Integer, nullable=False
-    ),  # draws that agreed since the last draw that did not agree
+    # draws that agreed since the account's stake for answers was last forfeited
+    sa.Column("agreed", sa.Integer, nullable=False),
     # Compared tokens, and the wrong ones among them; both are halved when they grow large.
     sa.Column("looked", sa.BigInteger, nullable=False),
     sa.Column("wrong", sa.BigInteger, nullable=False),
