@@ -12,7 +12,7 @@ from shared.programs.interrupts import exit_on_interrupt
 
 
 def main() -> None:
-    """Run the command line, and end the process with its exit code."""
+    """Run the command line, or without arguments the screen; end the process with the exit code."""
     exit_on_interrupt()
     from shared.programs.standard_streams import make_usable
     from volunteer.cli import exit_codes

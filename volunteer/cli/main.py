@@ -376,7 +376,9 @@ def _run_parsed(argv: list[str]) -> object:
     _set_language(bound.arguments)
     try:
         words, _rest, _more = app.parse_commands(argv)
-        if not words:  # `start` confines the process itself, and reports its own waits
+        # `start` reports its own waits, and confines the process before any thread begins, such as
+        # the thread of a watch
+        if not words:
             return command(*bound.args, **bound.kwargs)
         with watch_silence(" ".join(("volunteer", *words)), translated):
             return command(*bound.args, **bound.kwargs)

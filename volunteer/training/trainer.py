@@ -122,7 +122,7 @@ class Trainer:
         self.rank_devices: tuple[str, ...] = ()  # devices of further ranks
         self.share = 1.0  # share of working time
         self.changed = threading.Condition()
-        self.resting = threading.Event()  # set while the device is free
+        self.resting = threading.Event()  # set while no task trains: none runs, or it is paused
         self.resting.set()
         self._threads = threads
         self._low = low  # low priority, for this thread and torch's own
@@ -320,7 +320,7 @@ class _Session(Generic[T]):
         self._reported = float("-inf")
         self._save_after = clock.monotonic() + assignment.save_every_s
         self._work_began = 0.0  # start of the work since the last rest
-        self._away_s = 0.0  # seconds of this micro-batch spent on something else
+        self._away_s = 0.0  # seconds of pauses, rests and interjected jobs in this micro-batch
         self._refused_bytes = 0  # bytes of the last failed allocation
 
     def run(self) -> Finished[T] | Interrupted:

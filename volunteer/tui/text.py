@@ -237,7 +237,9 @@ def printable_lines(text: str, limit: int = FOREIGN_CHARS_MAX) -> list[str]:
 
 
 def short_number(value: float | None, digits: int = 3) -> str:
-    """Return a number with `digits` digits and a unit prefix: 4.21 M; "-" for None and NaN."""
+    """Return a number with at most `digits` significant digits and a unit prefix, such as 4.21 M; a
+    whole number below 1000 with all its digits; "-" for None and NaN.
+    """
     if value is None or value != value:
         return "-"
     if abs(value) >= MANY:

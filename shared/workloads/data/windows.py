@@ -16,7 +16,7 @@ from shared.workloads.data.tokenizer import MARKED, TokenChunks, dtype_of, store
 
 def windows_of(manifest: DatasetManifest, block_size: int, *, last: bool = False) -> list[int]:
     """Return the number of windows of `block_size` targets in each chunk; with `last`, a shorter
-    window at the end of a text's chunk counts too. Dialogues are packed into windows.
+    window at the end of each chunk of text counts too. Dialogues are packed into windows.
 
     Raises InvalidRunFile for a chunk whose bytes cannot hold the claimed number of tokens: memory
     is allocated by that number before a chunk is opened.

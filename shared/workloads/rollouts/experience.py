@@ -203,7 +203,9 @@ def _check(record: GroupRecord, task: _Task) -> None:
     if not task.job.start <= record.problem < task.job.stop:
         raise InvalidGroup(f"{place} is not one of {task.job.start} to {task.job.stop - 1}")
     if task.hashes.get(record.version) != record.weights:
-        raise InvalidGroup(f"{place}: version {record.version} is not one that may answer here")
+        raise InvalidGroup(
+            f"{place}: version {record.version} with these weights may not answer here (any more)"
+        )
     if len(record.lengths) != task.how.group:
         raise InvalidGroup(f"{place} has {len(record.lengths)} answers instead of {task.how.group}")
     text = task.problems.text

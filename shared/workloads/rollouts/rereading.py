@@ -30,7 +30,7 @@ from shared.workloads.rollouts.config import (
     answer_seed,
 )
 
-BATCH = 64  # answers read together; fewer for a large vocabulary
+BATCH = 64  # answers read together; fewer for a long context or a large vocabulary
 LOGITS = 1 << 24  # most logits of answers read together
 TOKENS = 32  # least tokens read of each group: three faulty tokens prove nothing
 
