@@ -73,7 +73,7 @@ def server_optimizer(plan: Plan) -> ServerOptimizer:
             return Momentum(plan.lr, plan.momentum, ahead=True)
         case "delayed-nesterov":
             return DelayedNesterov(plan.lr, plan.momentum, plan.window)
-        case "adam" | "yogi" | "adamw":  # rate, betas and decay come from `[train]`
+        case "adam" | "yogi" | "adamw":  # with adamw the plan has rate and betas of `[train]`
             return Adaptive(
                 plan.lr,
                 (plan.beta1, plan.beta2),

@@ -46,8 +46,8 @@ def settle(
     now: float,
     share: float = 1.0,
 ) -> bool:
-    """End a draw with its result; return False if it had one before. `messages` are a sentence and
-    the figures (a `Redone`, as JSON); `share` is the share of the work that the draw shows.
+    """End a recompute with its result; return False if it had one before. `messages` are a sentence
+    and the figures (a `Redone`, as JSON); `share` is the share of the work that it shows.
     """
     if not recomputes.end(conn, row.contribution_id, result, messages, now):
         return False

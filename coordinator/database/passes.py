@@ -129,7 +129,7 @@ _WAITING = select(func.count()).where(
 
 
 def in_work(conn: Connection, run_id: int) -> tuple[list[TaskInWork], int]:
-    """Return the tasks of a run's passes that have begun, and how many wait for a merge."""
+    """Return the begun tasks of a run's passes, and how many tasks wait for a merge."""
     values = {"where_run_id": run_id}
     works = [
         TaskInWork(row.worker_id, row.device, row.begun_at, row.steps, row.flops)

@@ -125,8 +125,8 @@ def load(language: str) -> Catalogue:
 
 
 def _entries(text: str) -> Iterator[dict[str, str]]:
-    """Yield the fields of each translated message of a file, without the fuzzy ones. Babel's reader
-    would take ten times as long, before the first screen.
+    """Yield the fields of each message of a file that is not fuzzy, and of the header, whose msgid
+    is "". Babel's reader would take ten times as long, before the first screen.
     """
     for block in text.split("\n\n"):
         entry: dict[str, str] = {}

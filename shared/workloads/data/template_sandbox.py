@@ -68,7 +68,9 @@ class Bounded(ImmutableSandboxedEnvironment):
 
     @override
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function of the template. Raises TimeoutError."""
+        """Call a function of the template. Raises TimeoutError beyond the limits of calls, time and
+        sizes.
+        """
         self._left -= 1
         if self._left < 0 or thread_time() > self._until:
             raise TimeoutError
