@@ -388,7 +388,7 @@ AGENT_HANDLERS: dict[type[Command[Any]], Callable[[Agent, Any], Any]] = {
     commands.GetPicture: lambda agent, command: sample_picture(
         agent.remote, command.run, command.version
     ),
-    commands.MakeLink: lambda agent, _: agent.remote.api.call(endpoints.LINK, patience_s=ASK_S),
+    commands.MakeLink: lambda agent, _: agent.remote.api.link_code(),
 }
 
 

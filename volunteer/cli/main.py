@@ -158,9 +158,7 @@ def link(
     profile: Profile = "",
 ) -> int:
     """A ten-minute code that adds another machine to your account."""
-    from shared.protocol.endpoints import LINK
-
-    code = prompt_commands.call_account(profile, LINK)
+    code = prompt_commands.ask_account(profile, lambda api: api.link_code())
     if json:
         return print_json(code)
     print(_("on the other machine, within ten minutes:"))

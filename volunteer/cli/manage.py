@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 from shared.errors import BadRequest, Configuration, VolunteerError
 from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence
+from shared.text import printable
 from volunteer.cli.data_commands import app as data
 from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, confirm, remark, with_profile
 from volunteer.cli.json_output import print_json
@@ -117,10 +118,11 @@ def name(
     me = call_account(profile, ME)
     if json:
         return print_json({"nickname": me.nickname, "public": me.public})
+    nickname = printable(me.nickname)
     print(
-        _('your nickname is "{name}"; others see it on the leaderboard', name=me.nickname)
+        _('your nickname is "{name}"; others see it on the leaderboard', name=nickname)
         if me.public
-        else _('your nickname is "{name}"; it is hidden from others', name=me.nickname)
+        else _('your nickname is "{name}"; it is hidden from others', name=nickname)
     )
     return 0
 
@@ -265,7 +267,7 @@ def farewell_lines(me: Me, *, hide: bool) -> list[str]:
         _(
             '"{name}" and its {credits} credits stay at the coordinator, and this machine can no '
             "longer use them: `volunteer link` before joins another machine to the account",
-            name=me.nickname,
+            name=printable(me.nickname),
             credits=credit(me.earned_micro),
         )
     ]

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.errors import InvalidFrame, Unavailable, VolunteerError
+from shared.network.links import format_link, parse_link
 from shared.protocol import endpoints
-from shared.protocol.accounts import SignedWheel
+from shared.protocol.accounts import LinkCode, SignedWheel
 from shared.protocol.endpoint import Endpoint
 from shared.protocol.inference import AnswerTokens
 from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRequest
@@ -84,6 +85,13 @@ class Api:
                 if len(data) > wheel.size:
                     raise InvalidFrame(Sentence("the package is larger than announced"))
         return bytes(data)
+
+    async def link_code(self) -> LinkCode:
+        """Return a code for another machine. Its link is written anew, since a person types it into
+        a shell. Raises BadRequest for a link that is none.
+        """
+        code = await self.call(endpoints.LINK, patience_s=ASK_S)
+        return msgspec.structs.replace(code, link=format_link(parse_link(code.link)))
 
     async def claim(self, request: ClaimRequest) -> ClaimReply:
         """Claim a task. Raises Unavailable for a reply with neither a lease nor a reason."""

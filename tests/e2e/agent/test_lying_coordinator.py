@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from msgspec.structs import replace
 from typing_extensions import override
 
 from coordinator.http.app import create_app
@@ -36,6 +37,8 @@ from tests.support.lying_coordinator import (
     says,
     shaped,
 )
+from tests.tui.scenes import ME
+from volunteer.cli.manage import farewell_lines
 from volunteer.control import events
 from volunteer.net.api import Api
 from volunteer.net.client import Client
@@ -216,3 +219,29 @@ async def test_a_volunteer_that_is_lied_to_lives_on(
             assert psutil.Process().memory_info().rss - before < GROWTH_BYTES
     failed = [record.getMessage() for record in caplog.records if record.exc_info]
     assert not failed, failed
+
+
+@pytest.mark.parametrize(
+    "link", ["https://h/join#key=a';touch /tmp/x;'", "https://h/\x1b[2J", "; rm -r ~", ""]
+)
+async def test_what_is_no_link_reaches_no_shell(link: str) -> None:
+    async with lying_coordinator() as liar:
+        client = Client(Address(url=liar.url), clock=FastClock(1.0), rng=random.Random(1))
+        try:
+            for text in (link, "https://h:1/join#key=ab+code=CD"):
+                reply = {"code": "CD", "link": text, "expires_at": 1.0}
+                liar.lies = {endpoints.LINK: says(msgspec.json.encode(reply))}
+                if text == link:
+                    with contextlib.suppress(VolunteerError):
+                        made = (await Api(client).link_code()).link
+                        assert all(c.isalnum() or c in ":/#=+._-" for c in made), made
+                else:
+                    assert (await Api(client).link_code()).link == text
+        finally:
+            await client.close()
+
+
+def test_a_nickname_from_the_coordinator_controls_no_terminal() -> None:
+    text = "\n".join(farewell_lines(replace(ME, nickname="a\x1b[2J\u202eb"), hide=False))
+    assert "\x1b" not in text
+    assert "\u202e" not in text

@@ -190,6 +190,9 @@ class Answers:
     async def query(self, endpoint: Endpoint[Any], **args: Any) -> Any:
         return await self.call(endpoint, args)
 
+    async def link_code(self) -> Any:
+        return await self.call(endpoints.LINK)
+
     async def call(self, endpoint: Endpoint[Any], *told: Any, **options: Any) -> Any:
         card = ModelCard(
             id="tiny", created=0, owned_by="x", output=self.output, answered_by="volunteers"
