@@ -12,7 +12,7 @@ from shared.programs.command_hints import complete_commands, options
 from shared.programs.interrupts import exit_on_interrupt, raise_on_interrupt
 from shared.programs.silence_watch import pause_watch
 from shared.sentences import Sentence
-from shared.text import error_line
+from shared.text import error_line, printable
 from volunteer.i18n.catalogue import _, pgettext, translated
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ def errors_are_json() -> bool:
 
 
 def remark(sentence: str) -> None:
-    """Print a sentence on standard error at once."""
-    print(f"volunteer: {sentence}", file=sys.stderr, flush=True)
+    """Print a sentence on standard error at once, without characters that control a terminal."""
+    print(f"volunteer: {printable(sentence)}", file=sys.stderr, flush=True)
 
 
 def end(code: int) -> NoReturn:

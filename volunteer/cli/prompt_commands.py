@@ -103,7 +103,7 @@ def create(
     key = call_account(profile, KEY_CREATE, body=request, patience_s=0)
     if json:
         return print_json(key)
-    print(key.key)
+    print(printable(key.key))
     address = f"{identity_of(directories(profile=profile)).url}/v1"
     remark(_("keep this key: it is not shown again; programs ask {address}", address=address))
     return 0

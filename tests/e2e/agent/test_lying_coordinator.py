@@ -38,6 +38,7 @@ from tests.support.lying_coordinator import (
     shaped,
 )
 from tests.tui.scenes import ME
+from volunteer.cli.exit_codes import remark
 from volunteer.cli.manage import farewell_lines
 from volunteer.control import events
 from volunteer.net.api import Api
@@ -241,7 +242,12 @@ async def test_what_is_no_link_reaches_no_shell(link: str) -> None:
             await client.close()
 
 
-def test_a_nickname_from_the_coordinator_controls_no_terminal() -> None:
-    text = "\n".join(farewell_lines(replace(ME, nickname="a\x1b[2J\u202eb"), hide=False))
+def test_names_from_the_coordinator_control_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    remark("a\x1b[2J\u202eb: 0.25 credits for a thousand tokens")
+    lines = farewell_lines(replace(ME, nickname="a\x1b[2J\u202eb"), hide=False)
+    text = "\n".join([*lines, capsys.readouterr().err])
+    assert "0.25 credits" in text
     assert "\x1b" not in text
     assert "\u202e" not in text
