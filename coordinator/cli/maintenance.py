@@ -377,7 +377,7 @@ def drill_backup(folder: Series, *, where: TargetOptions = HERE) -> int:
     if where.json:
         as_json(done)
     else:
-        state = breach_state(done.breaches)
+        state = breach_state(done.breaches) if done.breaches else "no breaches"
         heads = ", ".join(
             f"{run} at version {head}" if head >= 0 else f"{run} not started"
             for run, head in done.heads.items()
