@@ -8,7 +8,7 @@ import io
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import msgspec
@@ -226,21 +226,29 @@ async def test_credits_are_given(house: Answering, run: Run) -> None:
 async def without_replies_to(path: bytes, url: str) -> AsyncIterator[str]:
     """Yield the address of a server whose replies to requests for `path` are all lost."""
     port = int(url.rpartition(":")[2])
+    serving = set[asyncio.Task[None]]()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inner, outer = await asyncio.open_connection("127.0.0.1", port)
-        while request := await reader.read(1 << 16):
-            outer.write(request)
-            reply = await inner.read(1 << 16)
-            if path in request:
-                break
-            writer.write(reply)
-        writer.close()
-        outer.close()
+        with closing(writer), closing(outer):
+            while request := await reader.read(1 << 16):
+                outer.write(request)
+                reply = await inner.read(1 << 16)
+                if path in request:
+                    return
+                writer.write(reply)
+
+    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.create_task(carry(reader, writer)))
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
+    try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
 
 
 async def test_a_gift_typed_again_after_a_lost_reply_is_made_once(

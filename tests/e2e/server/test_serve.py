@@ -384,7 +384,8 @@ def test_a_mistake_gets_a_sentence_and_the_right_exit_code(
     code: int,
     says: str,
 ) -> None:
-    place = () if words == ("nonsense",) else ("--data-dir", str(tmp_path / "data"))
+    placed = words != ("nonsense",) and "--server" not in words
+    place = ("--data-dir", str(tmp_path / "data")) if placed else ()
     monkeypatch.setattr("sys.argv", ["coordinator", *words, *place])
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as ended:
