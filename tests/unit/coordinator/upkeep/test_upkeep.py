@@ -451,6 +451,41 @@ async def test_chores_come_each_in_its_time_until_the_server_stops(home: LocalCo
     assert await lease_end() <= home.clock.now()
 
 
+async def test_a_sweep_prunes_and_decides_what_other_processes_left_meanwhile(
+    home: LocalCoordinator,
+) -> None:
+    await home.start_run(ALONE + "[retention]\nlatest = 1\nevery = 0\n")
+    ann = await versions(home, 3)
+    await measured(home)
+    stop, signals = asyncio.Event(), home.coordinator.signals
+    job = asyncio.ensure_future(home.coordinator.upkeep.run(stop))
+    while home.clock.next_at is None:  # until it waits for its next turn
+        await asyncio.sleep(0.001)
+    with faults(fail(RuntimeError("the process is gone")).after("write _receive")).installed():
+        lease = await ann.claim()
+        begun = await ann.begin(lease)
+        data = await ann.update(lease.run, 9)
+        await ann.upload(lease, data)
+        refused(
+            await ann.post(f"/tasks/{lease.task}/submit", ann.submission(lease, begun, data)), 500
+        )
+
+    async def decided() -> bool:
+        query = sa.select(contributions.c.state)
+        states = await home.coordinator.db.read(lambda conn: conn.execute(query).scalars().all())
+        return "checking" not in states
+
+    async def is_pruned() -> bool:
+        return await pruned(home) == [1, 2]
+
+    assert not await decided()
+    for chore in (decided, is_pruned):
+        await until(home, job, chore)
+    stop.set()
+    signals.deliver(None)
+    await job
+
+
 async def test_a_chore_that_fails_keeps_no_other_from_its_turn(home: LocalCoordinator) -> None:
     async def failing() -> None:
         raise Unavailable("the store rests")
