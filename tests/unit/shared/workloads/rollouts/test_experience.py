@@ -209,7 +209,7 @@ def test_what_the_task_did_not_ask_for_is_refused_by_name(tmp_path: Path) -> Non
     cases = {
         "problem 99 is not one of 0 to 7": misfit(records, problem=99),
         "problem 1 is in the file twice": misfit(records, problem=1),
-        "problem 0: version 7 is not one": misfit(records, version=7),
+        "problem 0: version 7 with these weights may not answer": misfit(records, version=7),
         "problem 0: its lengths do not fit": misfit(records, lengths=(1, 1, 1, 1)),
         "problem 0 has 3 answers instead of 4": misfit(
             records,
