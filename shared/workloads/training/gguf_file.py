@@ -150,7 +150,6 @@ def _check_windows(config: Mapping[str, Any]) -> None:
     local = config["rope_parameters"].get("sliding_attention", {}).get("rope_theta", 10_000.0)
     usual = {
         "layer_types": list(config.get("layer_types") or types) == types,
-        "sliding_window": bool(config.get("sliding_window")),
         "query_pre_attn_scalar": config.get("query_pre_attn_scalar", 256) == width,
         "attn_logit_softcapping": bool(config["attn_logit_softcapping"]) == (kind == "gemma2"),
         "final_logit_softcapping": kind != "gemma2" or bool(config["final_logit_softcapping"]),

@@ -261,7 +261,6 @@ GEMMA_2 = {**SHAPES["gemma2"], "query_pre_attn_scalar": 16}
     [
         ({"query_pre_attn_scalar": 24}, "query_pre_attn_scalar"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-        ({"sliding_window": None}, "sliding_window"),
         ({"attn_logit_softcapping": None}, "attn_logit_softcapping"),
         ({"final_logit_softcapping": None}, "final_logit_softcapping"),
     ],
