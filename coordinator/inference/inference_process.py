@@ -228,8 +228,8 @@ def compare(reader: Reader, order: process_messages.Compare) -> tuple[int, int]:
     version cannot have given, every token counts as wrong.
     """
     sequence, tokens = order.sequence, list(order.tokens)
-    if order.ended and reader.end is not None:
-        tokens.append(sequence.ends[0] if sequence.ends else reader.end)
+    if order.ended and sequence.ends:
+        tokens.append(sequence.ends[0])
     whole = [*sequence.prompt, *tokens]
     if len(whole) > reader.context + 1:
         return len(tokens), len(tokens)
@@ -267,7 +267,12 @@ def _prepared(loaded: LoadedVersion, order: process_messages.Prepare) -> Prepare
 
 def _tokenized(loaded: LoadedVersion, order: process_messages.Prepare) -> PreparedPrompt:
     reader, prompt = loaded.reader, order.prompt
-    prompt_tokens = PreparedPrompt(tokens=(), context=reader.context, vocabulary=reader.vocabulary)
+    prompt_tokens = PreparedPrompt(
+        tokens=(),
+        context=reader.context,
+        vocabulary=reader.vocabulary,
+        ends=() if reader.end is None else (reader.end,),
+    )
     if order.tokens:
         if max(order.tokens) >= reader.vocabulary:
             raise BadRequest(
@@ -282,7 +287,7 @@ def _tokenized(loaded: LoadedVersion, order: process_messages.Prepare) -> Prepar
     return msgspec.structs.replace(
         prompt_tokens,
         tokens=chat.tokens(prompt),
-        ends=chat.ends,
+        ends=(*chat.ends, *prompt_tokens.ends),
         stop=chat.stop,
         calls=chat.calls if prompt.tools else None,
     )

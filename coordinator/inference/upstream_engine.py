@@ -20,7 +20,6 @@ import msgspec
 import structlog
 
 from coordinator.config import Settings, model_names
-from coordinator.database import datasets, runs
 from coordinator.inference.inference_engine import (
     AnswerPiece,
     AnswerRule,
@@ -34,7 +33,7 @@ from coordinator.inference.inference_engine import (
     TokenPrompt,
     check_length,
 )
-from coordinator.runs.definition import definition
+from coordinator.inference.run_text import RunText
 from coordinator.storage.secret_file import read_secret
 from shared.decoding import decoder
 from shared.errors import BadRequest, NotFound, Unavailable
@@ -43,8 +42,6 @@ from shared.workloads.generation.sampling import Shaping
 from shared.workloads.generation.text_stream import StopStrings
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
     from shared.clock import Clock
@@ -258,17 +255,8 @@ class UpstreamEngine:
         """Return the length of a run's context in tokens, and its tokenizer; None for a run without
         a tokenizer.
         """
-
-        def look(conn: Connection) -> tuple[int, str | None]:
-            run = runs.by_id(conn, model.run_id)
-            asset = definition(run).tokenizer(datasets.assets_of(conn, run))
-            return run.sample_size, asset.sha256 if asset else None
-
-        context, tokenizer = await self._db.read(look)
-        if tokenizer is None:
-            return context, None
-        path = await self._blobs.local(tokenizer)
-        return context, await asyncio.to_thread(path.read_bytes)
+        reading = await self._db.read(lambda conn: RunText.of_run(conn, model.run_id))
+        return reading.context, await reading.tokenizer(self._blobs)
 
 
 class _TextStream:

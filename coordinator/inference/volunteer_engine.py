@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from coordinator.database import datasets, runs
 from coordinator.inference.answer_draws import AnswerDraws
 from coordinator.inference.answerers import Answerers, AnswerPart, SilentMachine
 from coordinator.inference.builtin_engine import BuiltinEngine
@@ -28,15 +27,13 @@ from coordinator.inference.inference_engine import (
     PreparedPrompt,
     TokenPrompt,
 )
-from coordinator.runs.definition import definition
+from coordinator.inference.run_text import RunText
 from shared.protocol.inference import AnswerTask
 from shared.workloads.generation.prompt_text import PromptText
 from shared.workloads.generation.text_stream import TextStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
-
-    from sqlalchemy import Connection
 
     from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
@@ -66,7 +63,7 @@ class VolunteerEngine:
         self._manifest = manifest
         self._draws = draws
         draws.connect(engine.compare)
-        self._texts: dict[str, PromptText] = {}  # keyed by hash of the tokenizer
+        self._texts: dict[str | bytes, PromptText] = {}  # keyed by `RunText.key`
 
     @property
     def templates(self) -> bool:
@@ -102,7 +99,7 @@ class VolunteerEngine:
         answer = _Answer(request, text)
         tried = {request.asker}
         for _ in range(TRIES_MAX):
-            part = await self._begin(answer, text, tried)
+            part = await self._begin(answer, tried)
             if part is None:
                 break
             tried.add(part.volunteer_id)
@@ -136,7 +133,7 @@ class VolunteerEngine:
                     yield answer.end(piece.finish)
                     return
 
-    async def _begin(self, answer: _Answer, text: PromptText, tried: set[str]) -> AnswerPart | None:
+    async def _begin(self, answer: _Answer, tried: set[str]) -> AnswerPart | None:
         request = answer.remaining()
         model, rest = request.model, request.sequence
         task = AnswerTask(
@@ -148,27 +145,20 @@ class VolunteerEngine:
             top_p=rest.top_p,
             id="",
             manifest=await self._manifest(model.run, model.version),
-            end=rest.ends[0] if rest.ends else text.end,
+            end=rest.ends[0] if rest.ends else None,
         )
         return self._answerers.begin(model.run, task, excluded=tried | self._draws.busy)
 
     async def _text(self, model: ModelVersion) -> PromptText:
         """Return the decoder from a run's tokens to text."""
-
-        def look(conn: Connection) -> str:
-            run = runs.by_id(conn, model.run_id)
-            asset = definition(run).tokenizer(datasets.assets_of(conn, run))
-            return asset.sha256 if asset else ""
-
-        tokenizer = await self._db.read(look)
-        text = self._texts.get(tokenizer)
+        reading = await self._db.read(lambda conn: RunText.of_run(conn, model.run_id))
+        text = self._texts.get(reading.key)
         if text is None:
-            path = await self._blobs.local(tokenizer) if tokenizer else None
-            data = None if path is None else await asyncio.to_thread(path.read_bytes)
+            data = await reading.tokenizer(self._blobs)
             text = await asyncio.to_thread(PromptText, data, 0)
             while len(self._texts) >= TEXTS_MAX:
                 del self._texts[next(iter(self._texts))]
-            self._texts[tokenizer] = text
+            self._texts[reading.key] = text
         return text
 
 
@@ -179,10 +169,11 @@ class _Answer:
         self._request = request
         self._stream = TextStream(text.decode, request.sequence.stop)
         self._tokens: list[int] = []
+        self._has_end = False  # True once a token came that ends the answer
 
     @property
     def ended(self) -> bool:
-        return self._stream.stopped
+        return self._has_end or self._stream.stopped
 
     def remaining(self) -> Generation:
         """Return the order for the tokens that the answer still lacks."""
@@ -196,6 +187,10 @@ class _Answer:
         return msgspec.structs.replace(self._request, sequence=rest)
 
     def add(self, token: int, by: str = "") -> AnswerPiece:
+        if token in self._request.sequence.ends:
+            # a machine knows one end of an answer, and the model may have several
+            self._has_end = True
+            return self.end("stop")
         self._tokens.append(token)
         text = self._stream.add(token)
         return AnswerPiece(text=text, tokens=(token,), finish="stop" if self.ended else None, by=by)

@@ -320,6 +320,13 @@ class ConvertedModel(NamedTuple):
     dtype: str = ""  # type of the written tensors; "": the types of `tensors`
 
 
+class TextFacts(NamedTuple):
+    """Context and tokenizer of a run's model."""
+
+    context: int  # most tokens of prompt and answer together
+    tokenizer: bytes | None = None  # tokenizer.json of a model whose run has no file of it
+
+
 class FormatWanted(NamedTuple):
     """Requested format, and the parts of a dataset to export with the weights."""
 
@@ -476,6 +483,10 @@ class Workload(Protocol):
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
         """Return a sample for people, deterministic in the seed."""
+
+    def text_facts(self, config: Config) -> TextFacts:
+        """Return the model's context and tokenizer; unused if the workload has no text."""
+        return TextFacts(self.items_per_sample(config))
 
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -254,6 +255,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     return text.encode()
 
 
+@lru_cache(maxsize=1)
 def byte_tokenizer() -> bytes:
     """Return a tokenizer.json whose tokens are the bytes of UTF-8; byte 0 is the end of a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -30,6 +30,7 @@ from shared.workloads.base import (
     RunDraft,
     RunTable,
     Sample,
+    TextFacts,
     Weights,
     Work,
     Workload,
@@ -180,8 +181,13 @@ class RolloutsWorkload(Workload):
         if target.format not in inner.formats:
             raise BadRequest(f"{target.format} is for runs of a model from a folder or a hub")
         if not isinstance(inner, CausalWorkload):
-            target = target._replace(tokenizer=byte_tokenizer())
+            target = target._replace(tokenizer=self.text_facts(config).tokenizer)
         return inner.convert(target, model, weights)
+
+    @override
+    def text_facts(self, config: Config) -> TextFacts:
+        checked = RolloutsConfig.from_dict(config)
+        return TextFacts(checked.context, byte_tokenizer() if checked.base is None else None)
 
     @override
     def decoder(

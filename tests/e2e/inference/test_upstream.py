@@ -19,6 +19,7 @@ from shared.workloads.generation import batch
 from tests.support.answering import Answering, answering
 from tests.support.counting_engine import expected
 from tests.support.local_coordinator import RUN
+from tests.support.rollouts_run import RUN as ROLLOUTS
 
 LONGER = RUN.replace("block_size = 8", "block_size = 64")
 TINY = ModelVersion(run_id=1, run="tiny", version=1)
@@ -69,6 +70,16 @@ async def test_another_coordinator_answers_and_both_are_paid_for_the_same_tokens
         paid = (await both.front.balances()).spent_micro
         assert sum(row["cost_micro"] for row in rows) == paid > 0
         assert (await both.back.balances()).spent_micro > 0
+
+
+async def test_prompts_for_a_model_of_bytes_are_counted_in_bytes(tmp_path: Path) -> None:
+    """The model of `rollouts` has no tokenizer among its files, and its samples are answers."""
+    async with chained(tmp_path) as both:
+        await both.front.home.start_run(ROLLOUTS)
+        prepared = await both.engine.prepare(
+            ModelVersion(run_id=2, run="rollouts", version=0), "3 1 2"
+        )
+        assert (prepared.tokens, prepared.context) == (tuple(b"3 1 2"), 14)
 
 
 async def test_a_stop_string_and_a_leaving_client_end_the_stream_there_as_well(

@@ -28,6 +28,7 @@ from shared.workloads.gpt.workload import GptWorkload
 from tests.support.answering import Answering, answering
 from tests.support.local_coordinator import RUN
 from tests.support.local_volunteer import LocalMachine, Process
+from tests.support.rollouts_run import RUN as ROLLOUTS
 from volunteer.account.record_check import check_receipt
 from volunteer.control import events
 
@@ -37,9 +38,8 @@ requests_per_minute = 10000
 tokens = 4096
 tokens_waiting = 1000000
 """
-SERVED = RUN.replace("block_size = 8", "block_size = 512") + (
-    '[serve]\nanswered_by = "volunteers"\nhouse_share = 0.25\n' + TIERS
-)
+SERVE = '[serve]\nanswered_by = "volunteers"\nhouse_share = 0.25\n' + TIERS
+SERVED = RUN.replace("block_size = 8", "block_size = 512") + SERVE
 
 
 @asynccontextmanager
@@ -162,6 +162,31 @@ async def test_tokens_that_gathered_during_a_slow_call_are_sent_in_parts(
             assert said.choices[0].text == own.choices[0].text
             await checked(made)
             assert await answers_paid(made, "Cid")
+
+
+async def test_volunteers_write_and_end_answers_of_a_model_of_bytes(tmp_path: Path) -> None:
+    """The model of `rollouts` has no tokenizer among its files, and an end of its own."""
+    served = ROLLOUTS.replace("context = 14", "context = 220") + SERVE
+    async with house(tmp_path) as made:
+        await made.home.start_run(served)
+        wanted: dict[str, Any] = {"model": "rollouts", "prompt": "3 1 2", "max_tokens": 200}
+        async with made.client() as client:
+
+            async def answers(**more: Any) -> list[tuple[str, str, Any]]:
+                said = [
+                    await client.completions.create(**wanted, seed=seed, **more)
+                    for seed in range(4)
+                ]
+                return [(s.choices[0].text, s.choices[0].finish_reason, s.usage) for s in said]
+
+            own = await answers(extra_body={"answered_by": "organiser"})
+            assert {finish for _, finish, _ in own} == {"stop", "length"}
+            async with machine(tmp_path, made, "Cid") as cid:
+                assert await answers() == own
+                assert [path for path in cid.network.seen if "/tokens" in path]
+                await checked(made)
+                assert await standing(made, "Cid") == "vetted"
+        await made.sound()
 
 
 async def test_who_asks_may_keep_a_prompt_off_the_machines_of_others(tmp_path: Path) -> None:
