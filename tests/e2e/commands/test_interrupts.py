@@ -70,8 +70,11 @@ def test_an_import_is_interrupted_without_a_traceback(
         assert at == 400, done.stderr
 
 
-# Simulates in the temporary folder of the test, not on the RAM disk that other tests use.
+# Simulates in the temporary folder of the test, not on the RAM disk that other tests use. A command
+# rightly lives on after a hang-up that its parents ignore, as below `nohup`.
 SIMULATOR = """
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from pathlib import Path
 from coordinator.simulate import simulation
 simulation.RAM_DISK = Path("/nowhere")
