@@ -287,7 +287,7 @@ def _tokenized(loaded: LoadedVersion, order: process_messages.Prepare) -> Prepar
     return msgspec.structs.replace(
         prompt_tokens,
         tokens=chat.tokens(prompt),
-        ends=(*chat.ends, *prompt_tokens.ends),
+        ends=tuple(dict.fromkeys((*chat.ends, *prompt_tokens.ends))),
         stop=chat.stop,
         calls=chat.calls if prompt.tools else None,
     )
