@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
 import pytest
 from sqlalchemy import Connection
 
-from coordinator.database import runs, volunteers
+from coordinator.database import contributions, runs, volunteers
 from coordinator.rules.standing import PROOFS_MIN
 from shared.protocol.accounts import Me
 from shared.protocol.contributions import Verdict
@@ -77,6 +78,11 @@ async def test_honest_strangers_are_vetted_and_paid_and_made_up_work_is_neither(
             assert await home.coordinator.db.read(standing) == ("vetted", 2 * PROOFS_MIN)
             assert await head(home) > PROOFS_MIN
 
+            def waiting(conn: Connection) -> int:
+                return len(contributions.mergeable(conn, runs.by_name(conn, "tiny").id))
+
+            while await home.coordinator.db.read(waiting):  # Ann's last update
+                await asyncio.sleep(0.02)
             before = await head(home)
             eve = await home.stranger("Eve")
             said = await noise(eve, 1)
