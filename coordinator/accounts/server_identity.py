@@ -23,7 +23,7 @@ from coordinator.ttl_cache import CachedValue
 from shared.clock import machine_time
 from shared.decoding import decode
 from shared.errors import BadRequest, Configuration, Unavailable
-from shared.network.links import LINK_CHARS_MAX, JoinLink, bound_address, is_loopback
+from shared.network.links import JoinLink, bound_address, is_loopback
 from shared.programs.wheel import Wheel, own_wheel
 from shared.proofs.signing import SigningKey, fingerprint, identity_payload
 from shared.protocol.accounts import RunInfo, ServerInfo, SignedWheel
@@ -178,12 +178,10 @@ class ServerIdentity(PlatformService):
     async def info(self, nonce: str = "", at: str = "") -> ServerInfo:
         """Return the public description of this coordinator; the runs may be a second old.
 
-        Raises BadRequest for a nonce or an address that is too long.
+        Raises BadRequest for a nonce that is too long.
         """
         if len(nonce) > NONCE_CHARS_MAX:
             raise BadRequest(f"a nonce has at most {NONCE_CHARS_MAX} characters")
-        if len(at) > LINK_CHARS_MAX:
-            raise BadRequest(f"an address has at most {LINK_CHARS_MAX} characters")
         wheel = await self.wheel()
         return ServerInfo(
             name=self._settings.name,
